@@ -21,6 +21,7 @@ ESTIMATE = "estimate gpt2 --method analytic --no-cache"
 FILES = {
     "empty.json": b"",
     "deep.json": b"[" * 200_000,
+    "nested.json": b'{"schema": 1, "kind": ' + b"[" * 600 + b"]" * 600 + b"}",
     "nan.json": b'{"schema": 1, "kind": "prediction", "record": NaN}',
     "surrogate.json": b'{"schema": 1, "kind": "\\ud800"}',
     "digits.json": b'{"schema": 1, "a": ' + b"9" * 5000 + b"}",
@@ -38,6 +39,7 @@ FILES = {
     "text.pickle": b"not a pickle at all",
     "bad.toml": b"[runs\n",
     "deep.toml": b"a = " + b"[" * 20_000,
+    "dotted.toml": b"a." * 3000 + b"b = 1\n",
     "huge.toml": b"batch = 0x" + b"f" * 9000,
     "latin.toml": b"model = '\xff'",
     "kind.toml": b"[[run]]\nmodel = 3\n",

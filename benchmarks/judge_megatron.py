@@ -31,6 +31,8 @@ import yaml
 
 _CASES = "tests/functional_tests/test_cases"
 _METRIC = "mem-max-allocated-bytes"
+_RESTS = "mem-allocated-bytes"
+"""Between steps, where nothing of a step lives."""
 _SCRIPTS = {
     "t5": "examples/t5/pretrain_t5.py",
     "bert": "examples/bert/pretrain_bert.py",
@@ -65,7 +67,10 @@ class Row(msgspec.Struct, kw_only=True):
     case: str
     rank: int | None = None
     golden: dict[str, int] = {}
+    resting: dict[str, int] = {}
+    """What was allocated after CI's first step, by kind of machine."""
     simulated: int | None = None
+    simulated_resting: int | None = None
     error: str = ""
 
     def differences(self) -> dict[str, float]:
@@ -86,14 +91,13 @@ def cases(checkout: pathlib.Path, wanted: Sequence[str]) -> Iterator[tuple[pathl
             yield path.parent, config
 
 
-def golden(folder: pathlib.Path) -> dict[str, int]:
-    """The highest peak that CI keeps of a case, by environment and machine."""
+def golden(folder: pathlib.Path, metric: str = _METRIC) -> dict[str, list[int]]:
+    """The readings that CI keeps of a case, step by step, by environment and machine."""
     found = {}
     for path in sorted(folder.glob("golden_values_*.json")):
-        values = json.loads(path.read_text()).get(_METRIC, {}).get("values", {})
-        peaks = [value for value in values.values() if value != "nan"]
-        if peaks:
-            found[path.stem.removeprefix("golden_values_")] = int(max(peaks))
+        values = json.loads(path.read_text()).get(metric, {}).get("values", {})
+        if read := [int(value) for value in values.values() if value != "nan"]:
+            found[path.stem.removeprefix("golden_values_")] = read
     return found
 
 
@@ -147,7 +151,11 @@ def simulate(typed: Sequence[str], checkout: pathlib.Path, scratch: pathlib.Path
 
 def judge(folder: pathlib.Path, config: Any, checkout: pathlib.Path, rank: str) -> Row:
     """Simulate one case."""
-    row = Row(case=f"{folder.parent.name}/{folder.name}", golden=golden(folder))
+    row = Row(
+        case=f"{folder.parent.name}/{folder.name}",
+        golden={name: max(read) for name, read in golden(folder).items()},
+        resting={name: read[0] for name, read in golden(folder, _RESTS).items()},
+    )
     with tempfile.TemporaryDirectory() as scratch:
         place = pathlib.Path(scratch)
         prepare(checkout, place)
@@ -156,6 +164,7 @@ def judge(folder: pathlib.Path, config: Any, checkout: pathlib.Path, rank: str) 
         row.error = answer
     else:
         row.rank, row.simulated = answer["rank"], answer["peak"]["allocated"]
+        row.simulated_resting = answer["phases"][-1]["first_step_allocated"]
     return row
 
 

@@ -50,29 +50,29 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _text(record: Any) -> str:
+def _render_text(record: Any) -> str:
     from memcalc.report.blocks import terminal
     from memcalc.report.saved import blocks
 
     return terminal(blocks(record, verbose=False, top=12)).rstrip("\n")
 
 
-def _html(record: Any) -> str:
+def _render_html(record: Any) -> str:
     from memcalc.report.page import notebook
 
     return notebook(record)
 
 
-def _figure(record: Any) -> Any:
+def _draw_figure(record: Any) -> Any:
     from memcalc.report.plots import optimizers
 
     return optimizers([record])
 
 
-def _frame(record: Any) -> Any:
+def _make_dataframe(record: Any) -> Any:
     from memcalc.report.saved import to_dataframe
 
     return to_dataframe(record)
 
 
-display.install(text=_text, html=_html, figure=_figure, frame=_frame)
+display.install(text=_render_text, html=_render_html, figure=_draw_figure, frame=_make_dataframe)

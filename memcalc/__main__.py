@@ -17,7 +17,7 @@ BROKEN_PIPE = 141
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     _fill_closed_streams()
     code = run(sys.argv[1:])
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command; each error is one sentence on stderr and the right exit code.
+    """Run a command line; print an error as one sentence on stderr; return the exit code.
 
     1 is the exit code of what is over a budget or limit, and of nothing else.
     """
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _report_error(error: BaseException, *, simulates: bool) -> int:
-    """Say what happened; returns the exit code."""
+    """Print an exception as one sentence on stderr; return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         # Also while the command line is still being imported.
         with contextlib.suppress(OSError, ValueError):
@@ -86,7 +86,7 @@ def _report_error(error: BaseException, *, simulates: bool) -> int:
 
 @contextlib.contextmanager
 def _warning_in_lines() -> Iterator[None]:
-    """Turn warnings into lines on stderr, each once."""
+    """Print each distinct warning as a line on stderr, inside the block."""
     import warnings
 
     told: set[str] = set()
@@ -105,7 +105,7 @@ def _warning_in_lines() -> Iterator[None]:
 
 
 def _report_usage(error: Any) -> int:
-    """Say what typer does not understand of a command line; returns the exit code."""
+    """Print typer's usage error on stderr, with what to type; return the exit code."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if "\n" in message:
         # Nothing was typed, and this is the help.
@@ -113,7 +113,7 @@ def _report_usage(error: Any) -> int:
     else:
         from memcalc.cli.command import say
 
-        said = _option_instead(error, context) if context is not None else None
+        said = _suggest_option(error, context) if context is not None else None
         if message.startswith("Got unexpected extra argument") and ".py" in message:
             said = (
                 "Scripts are run by simulate: type memcalc simulate -o run.json -- python "
@@ -128,8 +128,8 @@ def _report_usage(error: Any) -> int:
     return 2
 
 
-def _option_instead(error: Any, context: Any) -> str | None:
-    """Say what to type for an option that other tools have by this name."""
+def _suggest_option(error: Any, context: Any) -> str | None:
+    """Return a sentence with memcalc's option for another tool's option, or None."""
     name = getattr(error, "option_name", None)
     if name is None:
         return None
@@ -141,7 +141,7 @@ def _option_instead(error: Any, context: Any) -> str | None:
 
 
 def _fill_closed_streams() -> None:
-    """Keep files from being opened in place of a standard stream that was closed."""
+    """Open /dev/null in place of closed standard streams."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # Writing an answer there fails, saying nothing succeeds.
@@ -151,8 +151,8 @@ def _fill_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
 
 
-def _leave_the_folder_out() -> None:
-    """Remove the current folder, where ``python -m`` imports from first, from the path."""
+def _remove_current_folder() -> None:
+    """Remove the current folder from ``sys.path``, where ``python -m`` puts it."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with contextlib.suppress(FileNotFoundError):
         if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()] != [own]:
@@ -160,5 +160,5 @@ def _leave_the_folder_out() -> None:
 
 
 if __name__ == "__main__":
-    _leave_the_folder_out()
+    _remove_current_folder()
     main()

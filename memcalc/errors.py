@@ -66,7 +66,7 @@ class MeasureTimeoutError(MeasureError):
 
 
 def took_too_long(what: str, timeout: float, where: str = "") -> str:
-    """Return the sentence on a run that was ended because its time was up."""
+    """Return the message for a run that was ended by the timeout."""
     there = f", {where}" if where else ""
     return (
         f"The {what} took longer than {timeout:g} seconds and was ended{there}: give it more with "
@@ -75,7 +75,7 @@ def took_too_long(what: str, timeout: float, where: str = "") -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
-    """Build the error for an unknown name, with the closest known ones."""
+    """Return the error for an unknown name, with the closest known ones."""
     names = list(known)
     close = find_similar(name, names)
     if not close:
@@ -89,36 +89,36 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
 
 
 def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
-    """Return known names that have all words and numbers of this one; nearest first.
+    """Return known names that contain all words and numbers of a name, nearest first.
 
     ``adam8`` finds ``adam8bit``, ``mistral 7b`` finds ``Mistral-7B-v0.1``.
     """
-    typed = _words(name)
-    by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}
-    found = [one for one, words in by_name.items() if typed and _has(words, typed, whole)]
+    typed = _split_words(name)
+    by_name = {one: _split_words(one if "/" in name else one.rpartition("/")[2]) for one in known}
+    found = [one for one, words in by_name.items() if typed and _has_words(words, typed, whole)]
     return sorted(found, key=lambda one: (len(set(by_name[one]) - set(typed)), len(one)))
 
 
-def _has(words: list[str], typed: list[str], whole: bool) -> bool:
+def _has_words(words: list[str], typed: list[str], whole: bool) -> bool:
     if whole:
         return any(words[at : at + len(typed)] == typed for at in range(len(words)))
     return all(any(word.startswith(part) for word in words) for part in typed)
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     """Split a name into words and numbers, in small letters."""
     return re.findall(r"[a-z]+|[0-9]+(?:\.[0-9]+)*", name.lower())
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code that an error ends the command with."""
-    if _no_folder(error) or isinstance(error, UnicodeEncodeError):
+    """Return the command's exit code for an exception."""
+    if _is_folder_gone(error) or isinstance(error, UnicodeEncodeError):
         return UsageError.exit_code
     return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
 
 
-def _no_folder(error: BaseException) -> bool:
-    """Whether the folder is gone now, or was: ``os.getcwd`` names no file; ``tempfile`` says more.
+def _is_folder_gone(error: BaseException) -> bool:
+    """Return True if the current folder was deleted, by ``os.getcwd`` or the error.
 
     Whatever else fails in a folder that is gone, in this process or in a child, fails by that.
     """
@@ -134,8 +134,8 @@ def _no_folder(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """An error as a sentence, also an unexpected one."""
-    if _no_folder(error):
+    """Return an exception as one sentence for the user."""
+    if _is_folder_gone(error):
         return "The current folder is gone: change to one that exists."
     if isinstance(error, MemcalcError):
         said = str(error)

@@ -20,12 +20,12 @@ _FORM = re.compile(rf"(?P<place>{_WORD}(?:\.{_WORD})*|[^:]*\.py):(?P<name>{_WORD
 
 
 def is_named(text: str) -> bool:
-    """Return True if a text names an object in a module or in a file."""
+    """Return True for ``package.module:name`` or ``file.py:name``."""
     return _FORM.fullmatch(text) is not None
 
 
 def load(text: str) -> Any:
-    """The object of this name; modules of the working directory are found too.
+    """Import the object named ``package.module:name`` or ``file.py:name``.
 
     Raises:
         UsageError: there is no such file, module or object, or its code fails, in its own words.
@@ -33,7 +33,7 @@ def load(text: str) -> Any:
     match = _FORM.fullmatch(text)
     assert match is not None
     place, name = match["place"], match["name"]
-    found: Any = _of_file(place) if place.endswith(".py") else _of_module(place)
+    found: Any = _import_file(place) if place.endswith(".py") else _import_module(place)
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{place} has no {name}.")
@@ -48,20 +48,20 @@ def line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300].rstrip(".!") or type(error).__name__
 
 
-def _of_module(name: str) -> ModuleType:
-    _add(os.getcwd())
+def _import_module(name: str) -> ModuleType:
+    _add_to_path(os.getcwd())
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UsageError(f"Cannot import {name}: {_message(error)}{_install(error)}.") from None
+        raise UsageError(f"Cannot import {name}: {_message(error)}{_pip_hint(error)}.") from None
 
 
-def _of_file(text: str) -> ModuleType:
+def _import_file(text: str) -> ModuleType:
     path = Path(os.path.realpath(os.path.expanduser(text)))
     if not os.path.isfile(path):
         raise UsageError(f"There is no file {text}.")
     # What stands beside the file can be imported, as when it is run.
-    _add(str(path.parent))
+    _add_to_path(str(path.parent))
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
@@ -75,19 +75,19 @@ def _of_file(text: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         sys.modules.pop(name, None)
-        told = f"{_message(error)}{_install(error)}"
+        told = f"{_message(error)}{_pip_hint(error)}"
         raise UsageError(f"{text} fails when it is imported: {told}.") from None
     return module
 
 
-def _add(folder: str) -> None:
-    """Add a folder to the path for good: imported code may import more when it runs."""
+def _add_to_path(folder: str) -> None:
+    """Add a folder to ``sys.path`` for good: imported code may import more when it runs."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
-def _install(error: Exception) -> str:
-    """Return how to install a package that is missing; empty: none is, or it may be a file."""
+def _pip_hint(error: Exception) -> str:
+    """Return a phrase with the pip command if a package is missing, else ""."""
     while isinstance(error.__cause__, ImportError):
         error = error.__cause__
     if not isinstance(error, ModuleNotFoundError) or not error.name:

@@ -54,7 +54,7 @@ _JUDGED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         f'{MARKER}(limit, device=None, metric="allocated", gpu=None): fail where the test takes '
@@ -72,7 +72,7 @@ def memory_estimate() -> Callable[..., Prediction]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Read the marker; what cannot be enforced is an error before the test runs."""
+    """Read a test's marker; fail before the test if it cannot be enforced."""
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return
@@ -80,12 +80,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     try:
         item.stash[_BUDGET] = read_budget(marker.args, marker.kwargs)
     except UsageError as error:
-        _refuse(str(error))
+        _fail_test(str(error))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Measure a marked test."""
+    """Measure the peak memory of a marked test and fail it if over its budget."""
     budget = item.stash.get(_BUDGET, None)
     if budget is not None and budget.gpu is not None:
         _prepare_simulation(item, budget)
@@ -100,12 +100,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     try:
         watch.begin()
     except (MemcalcError, RuntimeError) as error:
-        _refuse(f"{budget.device} cannot be watched: {error}")
+        _fail_test(f"{budget.device} cannot be watched: {error}")
     outcome: Any = yield
     failure = None
     try:
         peak = watch.end()
-        failure = _judge(item, budget, peak)
+        failure = _judge_peak(item, budget, peak)
     except (MemcalcError, RuntimeError) as error:
         failure = f"the memory budget cannot be enforced: {budget.device} was not read: {error}"
     if failure is not None and outcome.excinfo is None:
@@ -114,18 +114,18 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test on the GPU that its marker names."""
+    """Run a marked test on the simulated GPU that its marker names."""
     budget = pyfuncitem.stash.get(_BUDGET, None)
     if budget is None or budget.gpu is None:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    _simulate(pyfuncitem, functools.partial(_body, pyfuncitem.obj, given), budget)
+    _run_on_gpu(pyfuncitem, functools.partial(_run_body, pyfuncitem.obj, given), budget)
     return True
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Report a budget that was not judged as a failure where pytest would not."""
+    """Turn a report into a failure if its test's budget was not judged."""
     outcome: Any = yield
     report: pytest.TestReport = outcome.get_result()
     expected = hasattr(report, "wasxfail")
@@ -143,23 +143,23 @@ _NOT_RUN = "nothing measured the test: does another plugin run it?"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many budgets were not judged because their tests were skipped."""
+    """Print how many skipped tests have memory budgets."""
     skipped = terminalreporter.stats.get("skipped", ())
     count = sum(MARKER in getattr(report, "keywords", ()) for report in skipped)
     if count:
         terminalreporter.write_line(f"memcalc: {count} skipped tests have memory budgets")
 
 
-def _judge(item: pytest.Item, budget: TestBudget, peak: int) -> str | None:
-    """Hold a peak against the limit; returns what to fail with, None where the budget holds."""
+def _judge_peak(item: pytest.Item, budget: TestBudget, peak: int) -> str | None:
+    """Record a test's peak in bytes; return the failure message, or None within budget."""
     item.user_properties.append(("memcalc_peak_bytes", peak))
     item.stash[_JUDGED] = peak > 0
     return verdict(budget, peak)
 
 
-def _simulate(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
-    """Run a test's body on the GPU that its marker names, and judge it."""
-    failure = _judge(item, budget, _measure_simulated(body, budget))
+def _run_on_gpu(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
+    """Run a test's body on its marker's simulated GPU; fail the test if over budget."""
+    failure = _judge_peak(item, budget, _measure_simulated(body, budget))
     if failure is not None:
         pytest.fail(failure, pytrace=False)
 
@@ -170,33 +170,33 @@ def _prepare_simulation(item: pytest.Item, budget: TestBudget) -> None:
     ``pytest_pyfunc_call`` runs other tests.
     """
     if not isinstance(item, pytest.Function):
-        _refuse(f"a {type(item).__name__} cannot be simulated: leave gpu out.")
+        _fail_test(f"a {type(item).__name__} cannot be simulated: leave gpu out.")
     if item.cls is not None and issubclass(item.cls, unittest.TestCase):
         method = item.obj
 
         @functools.wraps(method)
         def simulate() -> None:
-            _simulate(item, _body_of_case(method, item.name), budget)
+            _run_on_gpu(item, _detach_method(method, item.name), budget)
 
         item.obj = simulate
 
 
-def _body_of_case(method: types.MethodType, name: str) -> Callable[[], None]:
-    """Return a method bound to a copy of its ``TestCase`` that another process can have."""
+def _detach_method(method: types.MethodType, name: str) -> Callable[[], None]:
+    """Return a TestCase's method on a copy of the case that can be pickled."""
     case = copy.copy(method.__self__)
     # The run of this process: its result, its loop, and the function that stands for the method.
     for own in ("_outcome", "_asyncioRunner", "_asyncioTestContext"):
         vars(case)[own] = None
     vars(case).pop(name, None)
-    return functools.partial(_body, types.MethodType(method.__func__, case), {})
+    return functools.partial(_run_body, types.MethodType(method.__func__, case), {})
 
 
 class _SkippedThereError(Exception):
     """A test skipped itself: pytest's own exception of that cannot be pickled."""
 
 
-def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Run a test's body in the process of the simulation."""
+def _run_body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Run a test's body in the simulated process; a skip becomes an error to pickle."""
     try:
         result = test(**given)
         if inspect.iscoroutine(result):
@@ -214,7 +214,7 @@ def _measure_simulated(body: Callable[[], Any], budget: TestBudget) -> int:
     except _SkippedThereError as error:
         pytest.skip(str(error))
     except MemcalcError as error:
-        _refuse(str(error))
+        _fail_test(str(error))
     except Exception as error:
         pytest.fail("\n".join(getattr(error, "__notes__", [str(error)])), pytrace=False)
     peak = found.prediction.peak if found is not None else None
@@ -222,7 +222,7 @@ def _measure_simulated(body: Callable[[], Any], budget: TestBudget) -> int:
 
 
 def read_budget(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBudget:
-    """Read a marker.
+    """Parse a marker's arguments as a budget.
 
     Raises:
         UsageError: it is not understood, or nothing here can measure what it asks for.
@@ -235,8 +235,8 @@ def read_budget(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Test
     metric = keywords.get("metric", "allocated")
     if metric not in METRICS:
         raise UsageError(f"metric = {metric!r}: choose {', '.join(METRICS)}.")
-    gpu = _gpu(keywords)
-    device = "cuda" if gpu is not None else _device(keywords.get("device"))
+    gpu = _find_gpu(keywords)
+    device = "cuda" if gpu is not None else _choose_device(keywords.get("device"))
     if device == "cpu" and metric == "reserved":
         raise UsageError("PyTorch's CPU allocator reserves nothing: choose allocated.")
     limit = parse_bytes(arguments[0])
@@ -244,7 +244,7 @@ def read_budget(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Test
 
 
 def verdict(budget: TestBudget, peak: int) -> str | None:
-    """Return the message of a failure, or None if the budget holds."""
+    """Return the failure message for a peak in bytes, or None if the budget holds."""
     where = f"on {budget.device if budget.gpu is None else budget.gpu}"
     if peak <= 0 and budget.gpu is not None:
         return "the memory budget cannot be enforced: the test put nothing on the GPU."
@@ -262,12 +262,12 @@ def verdict(budget: TestBudget, peak: int) -> str | None:
     )
 
 
-def _refuse(reason: str) -> NoReturn:
+def _fail_test(reason: str) -> NoReturn:
     failure = f"the memory budget cannot be enforced: {reason}"
     raise pytest.fail.Exception(failure, pytrace=False) from None
 
 
-def _device(asked: Any) -> str:
+def _choose_device(asked: Any) -> str:
     if asked not in (None, "cuda", "cpu"):
         raise UsageError(f"device = {asked!r}: choose cuda or cpu.")
     from memcalc.measure.block_peak import has_cuda
@@ -277,7 +277,7 @@ def _device(asked: Any) -> str:
     return asked or ("cuda" if has_cuda() else "cpu")
 
 
-def _gpu(keywords: Mapping[str, Any]) -> str | None:
+def _find_gpu(keywords: Mapping[str, Any]) -> str | None:
     wanted = keywords.get("gpu")
     if wanted is None:
         return None

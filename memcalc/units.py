@@ -29,7 +29,7 @@ _BITS = re.compile(rf"\s*{NUMBER}\s*([KMGT][iI]?|[kmgt]I)b\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³).
+    """Parse a size such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³) to bytes.
 
     Returns:
         Whole bytes, rounded down.
@@ -53,7 +53,7 @@ def parse_bytes(text: str) -> int:
 
 
 def printed_bytes(text: str) -> tuple[int, int]:
-    """Return the least and most bytes that round to a figure such as ``14.67 GiB``.
+    """Return the least and most bytes that print as a figure such as ``14.67 GiB``.
 
     Raises:
         UsageError: it is no size.
@@ -67,7 +67,7 @@ def printed_bytes(text: str) -> tuple[int, int]:
 
 
 def format_bytes(count: int) -> str:
-    """Write a byte count for people: one decimal, in the largest binary unit that fits."""
+    """Return a byte count as text in the largest binary unit, with one decimal."""
     size = abs(count)
     for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
@@ -76,12 +76,12 @@ def format_bytes(count: int) -> str:
 
 
 def signed_bytes(change: int) -> str:
-    """Write a change in bytes with its sign."""
+    """Return a change in bytes as text with its sign, in the largest binary unit."""
     return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}"
 
 
 def format_count(count: int) -> str:
-    """A number of parameters as models are named by: ``66M``, ``1.5B``."""
+    """Return a parameter count as text: ``66M``, ``1.5B``."""
     for factor, letter in ((10**9, "B"), (10**6, "M")):
         if count >= factor:
             return f"{count / factor:.3g}{letter}"
@@ -89,7 +89,7 @@ def format_count(count: int) -> str:
 
 
 def format_mib(count: int) -> str:
-    """Write a byte count in MiB with one decimal, so that a column can be compared by eye."""
+    """Return a byte count as text in MiB with one decimal."""
     return f"{count / MIB:,.1f} MiB"
 
 
@@ -100,11 +100,11 @@ class Unit(NamedTuple):
     bytes: int
 
     def number(self, count: int) -> str:
-        """A byte count in this unit, without its name; what is there at all is not 0.0."""
-        return _tenths(round(10 * count / self.bytes), count)
+        """Return a byte count in this unit as text without the unit; "<0.1" instead of 0.0."""
+        return _format_tenths(round(10 * count / self.bytes), count)
 
     def numbers(self, parts: Sequence[int]) -> list[str]:
-        """Round the parts of a sum so that they add up to the sum as ``number`` writes it.
+        """Return the parts of a sum in this unit, rounded so that they add up to it.
 
         Parts that were rounded against the gap change, the closest to a half first and equal
         parts last: no part is off by more than one step.
@@ -123,18 +123,18 @@ class Unit(NamedTuple):
         )
         for at in order[: abs(off)]:
             found[at] += way
-        return list(map(_tenths, found, parts))
+        return list(map(_format_tenths, found, parts))
 
     def write_difference(self, whole: int, *parts: int) -> str:
-        """Write the rest of a sum: the difference of the figures as they are written."""
+        """Return ``whole`` less ``parts`` in this unit, of the figures as rounded."""
         shown, *less = (round(10 * size / self.bytes) for size in (whole, *parts))
-        return _tenths(shown - sum(less), whole - sum(parts))
+        return _format_tenths(shown - sum(less), whole - sum(parts))
 
 
-def _tenths(count: int, size: int) -> str:
+def _format_tenths(count: int, size: int) -> str:
     return f"{count / 10:,.1f}" if count > 0 or size <= 0 else "<0.1"
 
 
 def unit_for(largest: int) -> Unit:
-    """Choose the unit of figures by the largest: GiB from 10 GiB, MiB below."""
+    """Return GiB if the largest figure has 10 GiB or more, else MiB."""
     return Unit("GiB", GIB) if largest >= 10 * GIB else Unit("MiB", MIB)

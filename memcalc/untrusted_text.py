@@ -19,36 +19,40 @@ _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-+=\s]|$))|(?=\[|::))(
 _SPECIAL = re.compile(r"[\\`*#|~@$]|(?<![^\W_])_|_(?![^\W_])|\](?=[\[(:])")
 _ESCAPE = re.compile(r"\\ud[89ab]\w{2}\\ud[c-f]\w{2}|\\(?:(ud[89a-f]\w{2})|.)")
 """An escape of JSON; its group is half a surrogate pair without the other."""
+_LONGEST = 100_000
+"""Signs of a text that are shown: to break a name of millions into lines takes minutes."""
 _FORMULA = ("=", "+", "-", "@", "::")
 
 
 def line(text: str) -> str:
-    """Escape every sign that steers a terminal, a log or a picture; returns one line."""
+    """Return a text in one line, cut if very long, with all unprintable characters escaped."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}..."
     if not text.isprintable():
-        text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
+        text = "".join(sign if sign.isprintable() else _escape_character(sign) for sign in text)
     return _COMMAND.sub("# #", text)
 
 
 def lines(text: str) -> str:
-    """Return lines for a log: none is a command to the runner."""
+    """Return a text for a CI log, with no line that the runner takes for a command."""
     return _LEADING_COMMAND.sub(r"\1: ", text)
 
 
 def markdown(text: str) -> str:
-    """Escape a text for Markdown, in a paragraph or in the cell of a table."""
+    """Escape a text for Markdown, for a paragraph or a table cell."""
     plain = html.escape(line(text).strip(), quote=False)
     plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
     return _LEADING.sub(lambda found: f"{found[1]}&#{ord(found[2])};", plain)
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """A table of Markdown cells; columns that are not of words hold figures."""
+    """Return a Markdown table; ``words``: the left-aligned columns."""
     rule = ("---" if at in words else "---:" for at in range(len(head)))
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 
 
 def json(text: str) -> str:
-    """Escape everything in JSON that is not printable.
+    """Return JSON text with all unprintable characters escaped.
 
     A byte that was no UTF-8 is half a surrogate pair in Python, which no JSON reader takes: it
     becomes the text of its escape.
@@ -61,7 +65,7 @@ def json(text: str) -> str:
 
 
 def cell(value: object) -> object:
-    """A cell of CSV that no spreadsheet takes for a formula; numbers stay numbers."""
+    """Return a CSV value that no spreadsheet takes for a formula."""
     if not isinstance(value, str):
         return value
     plain = line(value)
@@ -69,19 +73,19 @@ def cell(value: object) -> object:
 
 
 def picture(text: str) -> str:
-    """A label of a picture; matplotlib would take what is between dollars for a formula."""
+    """Return a text for matplotlib, with ``$`` escaped."""
     return line(text).replace("$", r"\$")
 
 
 def github(text: str) -> str:
-    """The message of a workflow command: its end and its own escapes are coded."""
+    """Escape the message of a GitHub workflow command."""
     return line(text).replace("%", "%25")
 
 
 def github_property(text: str) -> str:
-    """A property of a workflow command, where more signs end it."""
+    """Escape a property of a GitHub workflow command."""
     return github(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _escape(sign: str) -> str:
+def _escape_character(sign: str) -> str:
     return " " if sign.isspace() else sign.encode("unicode_escape").decode("ascii")

@@ -20,12 +20,12 @@ _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg
 
 @functools.cache
 def find_version(package: str) -> str | None:
-    """Return the version of an installed package, or None.
+    """Return the version of an installed package from its folder's name, or None.
 
     Read from the name of the folder that describes it (PEP 376), which takes a tenth of the time
     of ``importlib.metadata``; that is asked where a folder's name holds no version.
     """
-    wanted = _normal(package)
+    wanted = _normalize(package)
     for names in map(_list_packages, sys.path):
         if wanted in names:
             if names[wanted]:
@@ -38,7 +38,7 @@ def find_version(package: str) -> str | None:
 
 @functools.cache
 def _list_packages(folder: str) -> dict[str, str]:
-    """Return the packages in a folder of ``sys.path``; a version may be empty."""
+    """Return the versions of the packages in a folder of ``sys.path``, by name."""
     try:
         entries = os.listdir(folder or ".")
     except OSError:
@@ -48,11 +48,11 @@ def _list_packages(folder: str) -> dict[str, str]:
         if entry.endswith("-info"):
             match = _FOLDER.fullmatch(entry)
             name = match["name"] if match else entry.partition(".")[0]
-            found.setdefault(_normal(name), match["version"] if match else "")
+            found.setdefault(_normalize(name), match["version"] if match else "")
     return found
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -75,7 +75,7 @@ _BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchtext")
 
 
 def pip_line(modules: Iterable[str], python: str = "") -> str:
-    """Return what to type to install modules, for this Python or another."""
+    """Return the pip command that installs modules, for this Python or another."""
     named = [_DISTRIBUTIONS.get(one, one) for one in modules]
     if not set(named).isdisjoint(_BUILT_FOR_TORCH) and python in ("", sys.executable):
         release = find_version("torch")

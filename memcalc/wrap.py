@@ -9,16 +9,16 @@ _FIGURE = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|tokens|GPUs)\b)|(?<=\d) (?=(?:to
 
 
 def tied(text: str) -> str:
-    """The text with ties between figures and their units."""
+    """Return the text with no-break spaces between figures and their units."""
     return _FIGURE.sub(TIE, text)
 
 
 def untie(text: str) -> str:
-    """Return the text with spaces again."""
+    """Return the text with spaces in place of no-break spaces."""
     return text.replace(TIE, " ")
 
 
 def fold(text: str, width: int, hang: int = 0) -> list[str]:
-    """Break a text between words; ``hang`` spaces begin lines after the first."""
+    """Wrap a text into lines of a width; ``hang``: the indent of lines after the first."""
     lines = textwrap.wrap(tied(text), width, subsequent_indent=" " * hang, break_on_hyphens=False)
     return [untie(line) for line in lines]

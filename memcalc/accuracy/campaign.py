@@ -54,13 +54,14 @@ def measure_all(requests: Sequence[Request], watcher: Watcher) -> Generator[Run,
             if missing and request.device == "cuda":
                 continue
             watcher.begin(request.plan, number, len(requests))
-            run = _measure(runner, request, watcher)
+            run = _measure_one(runner, request, watcher)
             watcher.end(run)
             missing = missing or run.error == NO_GPU
             yield run
 
 
-def _measure(runner: Runner, request: Request, watcher: Watcher) -> Run:
+def _measure_one(runner: Runner, request: Request, watcher: Watcher) -> Run:
+    """Measure one run, or all ranks of it; an error becomes the run's error."""
     plan = request.plan
     try:
         check(plan)
@@ -95,7 +96,7 @@ def estimate_all(
         if isinstance(answer, MemcalcError):
             watcher.note(f"no estimate of {run.plan.model}: {answer}")
         else:
-            found[number] = _with_estimate(run, place, answer)
+            found[number] = _add_estimate(run, place, answer)
             yield number, found[number]
 
 
@@ -123,7 +124,7 @@ def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
     return replace(plan, gpu=gpu, torch=version, rank=run.plan.rank)
 
 
-def _with_estimate(run: Run, place: int, answer: Prediction) -> Run:
+def _add_estimate(run: Run, place: int, answer: Prediction) -> Run:
     """Return the run with an estimate added, to the run itself or to its rank at ``place``."""
     if not run.ranks:
         return replace(run, prediction=answer)

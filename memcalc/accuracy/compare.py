@@ -35,10 +35,10 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
     A run that ended out of memory has no steady step; only its earlier figures are compared.
     """
     pairs = [
-        *_state_pairs(prediction, measurement),
-        ("weights", _weights(prediction), measurement.weights),
+        *_pair_optimizer_states(prediction, measurement),
+        ("weights", _sum_weights(prediction), measurement.weights),
         ("gradients", prediction.gradients, measurement.gradients),
-        *_phase_pairs(prediction, measurement),
+        *_pair_phases(prediction, measurement),
         ("reserved", prediction.peak.reserved, steady_peak(measurement, "reserved")),
         ("process", prediction.peak.process_used, measurement.process_used),
     ]
@@ -56,7 +56,7 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
 Pair = tuple[str, int | None, int | None]
 
 
-def _weights(prediction: Prediction) -> int | None:
+def _sum_weights(prediction: Prediction) -> int | None:
     """Return the bytes of all parameters at the peak, without constants of quantized ones."""
     if prediction.peak.phase in (Phase.LOAD, Phase.PREPARE) and prediction.plan.scheme is not None:
         return None
@@ -65,7 +65,7 @@ def _weights(prediction: Prediction) -> int | None:
     return plain if plain is None else plain + (quantized or 0)
 
 
-def _state_pairs(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+def _pair_optimizer_states(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
     state, real = prediction.optimizer_state, measurement.state
     if real is None:
         return
@@ -80,7 +80,7 @@ def _state_pairs(prediction: Prediction, measurement: Measurement) -> Iterator[P
             yield f"optimizer state ({place.value})", predicted, measured
 
 
-def _phase_pairs(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+def _pair_phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
     measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
         # Reserved memory stays reserved, so its phase is not compared.
@@ -101,7 +101,7 @@ def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Diffe
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
-    """Return the difference of a run's peak on one rung; None if one side does not know it."""
+    """Return a run's peak, predicted and measured, at a level such as ``reserved``, or None."""
     measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):

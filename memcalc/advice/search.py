@@ -72,7 +72,7 @@ class _Search:
         self._gap = 1
 
     def add(self, at: int, sample: Sample) -> None:
-        """Take note of one run."""
+        """Record whether the size at a position holds, and its bytes to spare."""
         if sample.spare is not None:
             self._spare[at] = sample.spare
         if sample.holds:
@@ -81,13 +81,13 @@ class _Search:
             self.high = at
 
     def choose(self) -> int | None:
-        """Return the position to try next; None: the neighbors that enclose the limit are known."""
+        """Return the position of the next size to try, or None if the limit is enclosed."""
         beyond = self.high == len(self._sizes)
-        stride = _stride(self.low)
+        stride = _find_stride(self.low)
         first = (self.low + 1) // stride * stride + stride - 1
         if first >= self.high:
             return self.high - 1 if beyond and self.low < self.high - 1 else None
-        guess = self._guess()
+        guess = self._predict_limit()
         if not self._confirm and self._rules_out(first):
             return None
         if guess is None:
@@ -101,30 +101,30 @@ class _Search:
         close = guess < self.low + near or (not beyond and guess > self.high - near)
         self._gap = 2 * self._gap if close else 1
         guess = max(guess if beyond else min(guess, self.high - near), self.low + near)
-        return max(_align(guess), first)
+        return max(_align_down(guess), first)
 
-    def _guess(self) -> int | None:
-        """Return the last position with memory to spare by the nearest runs; None: unknown."""
+    def _predict_limit(self) -> int | None:
+        """Predict, from bytes to spare of tried sizes, the last position that holds, or None."""
         known = sorted(self._spare)
         if self._fall is not None and len(known) == 1:
             size = self._sizes[known[0]] + self._spare[known[0]] / self._fall
             return bisect_right(self._sizes, size) - 1
         below = [at for at in known if at <= self.low][-2:]
         above = [at for at in known if at >= self.high][:2]
-        bounds = [self._cross(*pair) for pair in (below, above) if len(pair) == 2]
+        bounds = [self._extrapolate(*pair) for pair in (below, above) if len(pair) == 2]
         inside = [at for at in bounds if at is not None and self.low < at + 1 <= self.high]
         if inside:
             return min(inside)
-        return self._cross(below[-1], above[0]) if below and above else None
+        return self._extrapolate(below[-1], above[0]) if below and above else None
 
     def _rules_out(self, at: int) -> bool:
         """Return True if a line through the two largest sizes that hold ends below a position."""
         below = [one for one in sorted(self._spare) if one <= self.low][-2:]
-        bound = self._cross(*below) if len(below) == 2 else None
+        bound = self._extrapolate(*below) if len(below) == 2 else None
         return bound is not None and bound < at
 
-    def _cross(self, one: int, other: int) -> int | None:
-        """Return the last position with memory to spare on a line; None: the line does not fall."""
+    def _extrapolate(self, one: int, other: int) -> int | None:
+        """Return the last position with spare memory on the line through two tried positions."""
         fall = self._spare[one] - self._spare[other]
         if fall <= 0:
             return None
@@ -133,14 +133,15 @@ class _Search:
         return bisect_right(self._sizes, size) - 1
 
 
-def _stride(at: int) -> int:
+def _find_stride(at: int) -> int:
+    """Return the distance between sizes to try near a position: 1, 8, 64..."""
     stride = 1
     while at >= _FINE * stride:
         stride *= 8
     return stride
 
 
-def _align(at: int) -> int:
-    """Return the last position up to this one that may be tried."""
-    stride = _stride(at)
+def _align_down(at: int) -> int:
+    """Round a position down to one that may be tried, a multiple of the stride there."""
+    stride = _find_stride(at)
     return max((at + 1) // stride * stride - 1, 0)

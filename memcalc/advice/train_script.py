@@ -60,18 +60,21 @@ _DTYPES = {
 
 
 def write(plan: Plan) -> str:
-    """Return the text of the script.
+    """Return the text of a Python training script that does what the plan says.
 
     Raises:
         UsageError: no script expresses a setting of the plan.
     """
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
-    _check(plan, source, head)
-    return templates.render("train.py.j2", {"literal": _literal}, **_context(plan, source, head))
+    _check_expressible(plan, source, head)
+    return templates.render(
+        "train.py.j2", {"literal": _write_literal}, **_variables(plan, source, head)
+    )
 
 
-def _check(plan: Plan, source: ModelSource, head: Head) -> None:
+def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
+    """Raise UsageError for a setting of the plan that no script expresses yet."""
     for field, option in _LEFT_OUT.items():
         if getattr(plan, field) != getattr(_PLAIN, field):
             raise UsageError(f"A script has no words for {option} yet: leave it out.")
@@ -106,15 +109,15 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
 
 
-def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
-    """Return the variables of the template."""
+def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
+    """Return the variables of the template ``train.py.j2``."""
     config, layout, name = source.config or {}, layouts.of(plan).name, head.class_name
     weights, autocast = _DTYPES[plan.precision]
     cast = [] if weights == "float32" else [f"torch.{weights}"]
     placed = ['"cuda"'] if plan.loop != "trainer" and layout != "fsdp2" else []
     loader = "AutoConfig, " if layout == "fsdp2" else ""
     loop = loops.of(plan)
-    optimizer, more = ("", {}) if plan.infers or plan.loop == "trainer" else _optimizer(plan)
+    optimizer, more = ("", {}) if plan.infers or plan.loop == "trainer" else _write_optimizer(plan)
     return {
         "plan": plan,
         "layout": layout,
@@ -125,12 +128,12 @@ def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
         "weights": weights,
         "autocast": autocast,
         "scaled": plan.precision == "amp-fp16" and plan.loop == "plain",
-        "loading": _loading(plan, head, config),
+        "loading": _list_loading_arguments(plan, head, config),
         "moved": [] if plan.scheme else [*placed, *cast],
         "prepared": plan.scheme is not None and plan.kbit_prepare,
         "adapters": lora_config(plan.adapters).replace("'", '"') if plan.adapters else "",
         "options": [f"{key}={value!r}" for key, value in plan.parallel_args],
-        "tensors": _tensors(plan, head, config),
+        "tensors": _write_batch_tensors(plan, head, config),
         "has_padding_token": config.get("pad_token_id") is not None,
         "optimizer": optimizer,
         "norm": loop.clip_to(plan),
@@ -157,8 +160,8 @@ def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
     }
 
 
-def _loading(plan: Plan, head: Head, config: dict[str, Any]) -> list[str]:
-    """Return the arguments of ``from_pretrained`` beside name and dtype."""
+def _list_loading_arguments(plan: Plan, head: Head, config: dict[str, Any]) -> list[str]:
+    """Return ``from_pretrained``'s arguments as Python code, without name and dtype."""
     found = []
     if head.task.num_labels is not None:
         found.append(f"num_labels={head.task.num_labels}")
@@ -172,8 +175,8 @@ def _loading(plan: Plan, head: Head, config: dict[str, Any]) -> list[str]:
     return found
 
 
-def _tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict[str, str]:
-    """Return what makes each tensor of a batch, by name."""
+def _write_batch_tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict[str, str]:
+    """Return Python code that makes each tensor of a random batch, by tensor name."""
     task, place = head.task, "" if plan.loop == "trainer" else ', device="cuda"'
     known = lengths(config)
     seq = int(known.exact or plan.seq or known.default)
@@ -198,20 +201,20 @@ def _tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return the call that makes the optimizer, and its import by the text that needs it."""
+def _write_optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
+    """Return Python code of the optimizer's constructor call, and the import it needs."""
     choice = registry.of(plan)
     module, _, name = choice.row.implementation.rpartition(".")
     own = module == "torch.optim"
     settings = {"lr": LEARNING_RATE, **list_arguments(choice)}.items()
     shown = (
-        f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_literal(value)}"
+        f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_write_literal(value)}"
         for key, value in settings
     )
     call = f"{'torch.optim.' if own else ''}{name}(trained, {', '.join(shown)})"
     return call, {} if own else {f"{name}(": f"from {module} import {name}"}
 
 
-def _literal(value: Any) -> str:
+def _write_literal(value: Any) -> str:
     """Return a setting as Python, with double quotes."""
     return repr(value).replace("'", '"')

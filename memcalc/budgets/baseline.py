@@ -25,7 +25,7 @@ from memcalc.version import PACKAGES, __version__, find_version
 
 
 def read(path: Path) -> Baseline | None:
-    """Return a baseline, or None if the file is missing.
+    """Read a committed baseline file, or return None if it is missing.
 
     Raises:
         UsageError: the file is not a baseline that can be read, or no file can have this name.
@@ -46,7 +46,7 @@ def read(path: Path) -> Baseline | None:
 def make(
     path: Path, runs: Sequence[BudgetedRun], found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
-    """Return a baseline of what was found now, without runs that are unknown."""
+    """Make a baseline from the figures of these runs, without runs that failed."""
     known = {}
     for run, evidence in zip(runs, found, strict=True):
         count = parameters(evidence)
@@ -61,7 +61,7 @@ def make(
 
 
 def write(baseline: Baseline) -> None:
-    """Write a baseline; the same figures give the same bytes.
+    """Write a baseline as JSON to its path; the same figures give the same bytes.
 
     Raises:
         UsageError: the file cannot be written.
@@ -84,14 +84,14 @@ def source(evidence: Evidence) -> str:
 
 
 def brief(plan: Plan, folder: Path) -> dict[str, object]:
-    """Return the settings of a plan, with files named from this folder."""
+    """Return a plan's settings that are not defaults, with a model file relative to ``folder``."""
     moved = replace(plan, model=rebase(plan.model, Path(), folder))
     settings: dict[str, object] = artifact.encode(changed_settings(moved))
     return settings
 
 
 def find_versions(found: Sequence[Evidence]) -> dict[str, str]:
-    """Return the libraries that the figures depend on: as the runs say, else as installed.
+    """Return the library versions of the runs, or the installed ones where runs name none.
 
     Builds of one version for different devices (``+cpu``, ``+cu130``) count as that version.
     """

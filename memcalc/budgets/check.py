@@ -27,7 +27,7 @@ from memcalc.units import format_mib
 
 
 def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list[Run]]:
-    """Find out what every run costs and judge its budgets; returns what was found as well.
+    """Estimate or measure every run of the budget files and judge it; return report and runs.
 
     Raises:
         UsageError: a file names something unknown, or a result or baseline cannot be read.
@@ -40,7 +40,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     versions = baseline.find_versions(evidence)
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
-    notes = _decimal_sizes(runs)
+    notes = _note_decimal_sizes(runs)
     for device in dict.fromkeys(e.measurement.device for e in evidence if e.measurement):
         on_cpu = "the CPU: the figures are of PyTorch's CPU allocator"
         notes.append(f"measured on {on_cpu if device == 'cpu' else device}")
@@ -51,10 +51,10 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
         found = evidence[at : at + len(file.runs)]
         at += len(file.runs)
         if question.update:
-            before = _update(file, question, found, versions)
-            notes.append(f"wrote {shown_path(_path(file, question))}")
+            before = _write_baseline(file, question, found, versions)
+            notes.append(f"wrote {shown_path(_baseline_path(file, question))}")
         verdicts += _judge_file(file, found, before, question)
-        warnings += _warnings(file, before, versions, _path(file, question))
+        warnings += _warn_about_baseline(file, before, versions, _baseline_path(file, question))
     report = Report(
         verdicts=worst_first(verdicts),
         warnings=tuple(warnings),
@@ -75,25 +75,28 @@ def exit_code(report: Report, *, exit_zero: bool = False) -> int:
     return EstimateError.exit_code if report.count(Status.UNKNOWN) else 0
 
 
-def _path(file: BudgetFile, question: Question) -> Path:
+def _baseline_path(file: BudgetFile, question: Question) -> Path:
+    """Return the path of the baseline: of the command line, else of the budget file."""
     return question.baseline or Path(file.baseline)
 
 
 def _read_baseline(file: BudgetFile, question: Question) -> Baseline | None:
-    found = None if question.update else baseline.read(_path(file, question))
+    """Read a budget file's baseline; None if missing, or if a new one will be written."""
+    found = None if question.update else baseline.read(_baseline_path(file, question))
     if question.baseline is not None and found is None and not question.update:
         raise UsageError(f"There is no {question.baseline}: --update-baseline writes it.")
     return found
 
 
-def _update(
+def _write_baseline(
     file: BudgetFile, question: Question, found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
+    """Write a new baseline of a budget file; raise EstimateError if a run failed."""
     failed = {run.name: e.error for run, e in zip(file.runs, found, strict=True) if e.error}
     if failed:
         names, reason = ", ".join(failed), next(iter(failed.values()))
         raise EstimateError(f"The baseline is unchanged: {names} could not be estimated ({reason})")
-    made = baseline.make(_path(file, question), file.runs, found, versions)
+    made = baseline.make(_baseline_path(file, question), file.runs, found, versions)
     baseline.write(made)
     return made
 
@@ -101,6 +104,7 @@ def _update(
 def _judge_file(
     file: BudgetFile, found: Sequence[Evidence], before: Baseline | None, question: Question
 ) -> list[Verdict]:
+    """Judge all runs of a budget file, with plan changes as a reason for growth."""
     verdicts = []
     for run, evidence in zip(file.runs, found, strict=True):
         known = before.runs.get(run.name) if before is not None else None
@@ -108,15 +112,15 @@ def _judge_file(
             grows = verdict.budget.rule is Rule.GROWTH and verdict.limit is not None
             if known is not None and grows:
                 # Growth is explained first by what the pull request changed in the plan.
-                now = baseline.brief(run.plan, _path(file, question).parent)
+                now = baseline.brief(run.plan, _baseline_path(file, question).parent)
                 reasons = ", ".join(plan_changes(known.plan, now)), verdict.reason
                 verdict = replace(verdict, reason="; ".join(filter(None, reasons)))
             verdicts.append(verdict)
     return verdicts
 
 
-def _decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
-    """Return a note on each size in kB, MB, GB or TB."""
+def _note_decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
+    """Return a note on each budget in kB, MB, GB or TB: its size in MiB."""
     budgets = [budget for run in runs for budget in run.budgets]
     amounts = [amount for one in budgets for amount in (one.amount, one.margin) if amount]
     return list(
@@ -128,9 +132,10 @@ def _decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
     )
 
 
-def _warnings(
+def _warn_about_baseline(
     file: BudgetFile, before: Baseline | None, versions: dict[str, str], path: Path
 ) -> list[str]:
+    """Return warnings: no baseline, runs missing in it, or other library versions."""
     growing = [run.name for run in file.runs if any(b.rule is Rule.GROWTH for b in run.budgets)]
     shown = shown_path(path)
     write = "memcalc check --update-baseline writes it"

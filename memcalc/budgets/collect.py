@@ -47,7 +47,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(runs: Sequence[BudgetedRun]) -> None:
-    """Check all names in the runs of a file but their models: those fail one by one.
+    """Raise UsageError for an unknown name in any run's plan; models are not checked.
 
     Raises:
         UsageError: something is unknown, with its line.
@@ -56,18 +56,18 @@ def validate(runs: Sequence[BudgetedRun]) -> None:
         try:
             check_names(run.plan)
         except SettingError as error:
-            raise UsageError(_with_line(error, run)) from None
+            raise UsageError(_prefix_line(error, run)) from None
 
 
-def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
-    """Return an error's text behind the line of the setting that caused it."""
+def _prefix_line(error: MemcalcError, run: BudgetedRun) -> str:
+    """Return an error's text, with file and line of the setting that caused it in front."""
     if not isinstance(error, SettingError):
         return str(error)
     return f"{run.where.file}:{run.lines.get(error.setting, run.where.line)}: {error}"
 
 
 def find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
-    """Look every run up in saved results, measure it or estimate it.
+    """Return the figures of every run: from saved results, a measurement or an estimate.
 
     Raises:
         UsageError: a saved result cannot be read, or a run cannot be measured.
@@ -78,11 +78,11 @@ def find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
 
 
 def estimate(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
-    """Estimate every run; runs with the same plan are estimated once.
+    """Estimate every run, or simulate its command; equal plans are estimated once.
 
     A command is simulated in the folder of its budget file; its output goes to standard error.
     """
-    estimates = _estimates([run for run in runs if not run.plan.command], question)
+    estimates = _estimate_plans([run for run in runs if not run.plan.command], question)
     found: dict[int, Evidence] = {}
     # Estimates are made side by side, before the machine belongs to one command after the other.
     for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
@@ -97,11 +97,12 @@ def estimate(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     return [found[at] for at in range(len(runs))]
 
 
-def _estimates(runs: Sequence[BudgetedRun], question: Question) -> Iterator[Evidence]:
+def _estimate_plans(runs: Sequence[BudgetedRun], question: Question) -> Iterator[Evidence]:
+    """Yield the estimate of each run's plan; equal plans are estimated once."""
     found: dict[tuple[str, Plan], Prediction | MemcalcError] = {}
     pending = {}
     for method in dict.fromkeys(run.method for run in runs):
-        plans = {_key(run.plan): run.plan for run in runs if run.method == method}
+        plans = {_normalize_plan(run.plan): run.plan for run in runs if run.method == method}
         answered = answers(
             list(plans.values()),
             method=method,
@@ -111,18 +112,18 @@ def _estimates(runs: Sequence[BudgetedRun], question: Question) -> Iterator[Evid
         )
         pending[method] = zip(plans, answered, strict=True)
     for run in runs:
-        key = _key(run.plan)
+        key = _normalize_plan(run.plan)
         while (run.method, key) not in found:
             known, answer = next(pending[run.method])
             found[run.method, known] = answer
         answer = found[run.method, key]
         if run.lengths is not None and not isinstance(answer, MemcalcError):
-            answer = _over_lengths(answer, run.lengths, question.timeout)
+            answer = _vary_lengths(answer, run.lengths, question.timeout)
         yield _evidence(answer, run)
 
 
-def _over_lengths(answer: Prediction, lengths: str, timeout: float) -> Prediction | MemcalcError:
-    """Return the answer over batches of varying length."""
+def _vary_lengths(answer: Prediction, lengths: str, timeout: float) -> Prediction | MemcalcError:
+    """Return the prediction with its peak over batches of varying length."""
     from memcalc.estimation.lengths import run_varying_lengths, with_varied_peak
 
     try:
@@ -132,8 +133,9 @@ def _over_lengths(answer: Prediction, lengths: str, timeout: float) -> Predictio
 
 
 def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
+    """Return a prediction as evidence, or why it does not answer the run's question."""
     if isinstance(answer, MemcalcError):
-        return Evidence(error=_with_line(answer, run))
+        return Evidence(error=_prefix_line(answer, run))
     known = answer.varied.lengths if answer.varied is not None else None
     # A figure of another kind cannot be compared.
     if answer.method != run.method:
@@ -144,7 +146,7 @@ def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
 
 
 def measure(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
-    """Train every run for real, one after the other, and put its estimate beside it."""
+    """Train every run for real, one after the other; return measurements with estimates."""
     from memcalc.measure.runs.runner import Request, Runner
 
     if command := next((run for run in runs if run.plan.command), None):
@@ -160,7 +162,7 @@ def measure(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     estimates = estimate(runs, question)
     with Runner() as runner:
         for run, estimated in zip(runs, estimates, strict=True):
-            key = _key(run.plan)
+            key = _normalize_plan(run.plan)
             if key in found:
                 continue
             request = Request(
@@ -175,11 +177,11 @@ def measure(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
             except MemcalcError as error:
                 # An estimate must not take the place of the measurement that was asked for.
                 found[key] = Evidence(error=str(error))
-    return [found[_key(run.plan)] for run in runs]
+    return [found[_normalize_plan(run.plan)] for run in runs]
 
 
 def look_up(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
-    """Look every run up in results that memcalc wrote.
+    """Find every run's figures in result files that memcalc wrote.
 
     Raises:
         UsageError: a file cannot be read, or holds no results.
@@ -191,25 +193,26 @@ def look_up(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence
             results += load(file)
         else:
             results += (Run(plan=one.plan, prediction=one) for one in predictions(data, file))
-    known = {_key(result.plan): result for result in results}
+    known = {_normalize_plan(result.plan): result for result in results}
     names = " and ".join(str(file) for file in files)
     return [
-        _judge_result(run, result, names)
-        if (result := known.get(_key(run.plan))) is not None
-        else Evidence(error=f"There is no result of this run in {names}{_closest(run, known)}")
+        _check_result(run, result, names)
+        if (result := known.get(_normalize_plan(run.plan))) is not None
+        else Evidence(error=f"There is no result of this run in {names}{_name_closest(run, known)}")
         for run in runs
     ]
 
 
-def _closest(run: BudgetedRun, known: dict[Plan, Run]) -> str:
-    """Return the settings in which the most similar result differs."""
+def _name_closest(run: BudgetedRun, known: dict[Plan, Run]) -> str:
+    """Return a clause naming the settings in which the most similar saved plan differs, or ""."""
     plans = [other.plan for other in known.values()]
     unlike = [[f for f in FIELDS if getattr(o, f) != getattr(run.plan, f)] for o in plans]
     closest = min(unlike, key=len, default=[])
     return f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
 
 
-def _judge_result(run: BudgetedRun, result: Run, names: str) -> Evidence:
+def _check_result(run: BudgetedRun, result: Run, names: str) -> Evidence:
+    """Return a saved result as evidence, or why it does not belong to the run."""
     answer = result.measurement or result.prediction
     if answer is None:
         return Evidence(error=result.error or f"{names} says nothing about this run")
@@ -222,7 +225,7 @@ def _judge_result(run: BudgetedRun, result: Run, names: str) -> Evidence:
 
 
 def _compare_config(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
-    """Return why a result belongs to another model than today's, and what could not be compared."""
+    """Compare a result's config digest with today's; return an error and a doubt, or ""."""
     name = run.plan.name
     code = f"{names}: {name} is Python code; memcalc does not check whether it has changed"
     if run.plan.command is not None:
@@ -242,14 +245,14 @@ def _compare_config(run: BudgetedRun, then: str | None, names: str) -> tuple[str
     return "", ""
 
 
-def _key(plan: Plan) -> Plan:
-    """Return one plan for all spellings of a question and orders of its arguments."""
+def _normalize_plan(plan: Plan) -> Plan:
+    """Return a plan in canonical spelling, equal for all spellings of the same question."""
     arguments = sorted(plan.optim_args, key=lambda one: one[0])
     return canonical(replace(plan, optim_args=tuple(arguments)))
 
 
 def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
-    """Return the evidence in the form in which results are saved."""
+    """Return the runs with their evidence as ``Run`` records, to save."""
     return [
         Run(plan=run.plan, prediction=e.prediction, measurement=e.measurement, error=e.error)
         for run, e in zip(runs, found, strict=True)
@@ -259,7 +262,7 @@ def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]
 def simulate_command(
     plan: Plan, folder: Path, name: str, timeout: float = math.inf, *, use_cache: bool = True
 ) -> Evidence:
-    """Simulate a command in a folder, or answer from an unchanged earlier run.
+    """Run a command on the simulated GPU, or return its cached figures if unchanged.
 
     Args:
         plan: of the command.

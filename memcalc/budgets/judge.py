@@ -40,12 +40,12 @@ brings it to 1.2 GiB``; empty: unknown."""
 
 
 def no_remedy(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """Return no remedy."""
+    """Return "": the default where no remedy is searched."""
     return ""
 
 
 def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """Return what dominates the figure of a budget, or its growth."""
+    """Return a phrase: the largest component of a budget's figure, or the one that grew most."""
     prediction = evidence.prediction
     if prediction is None:
         return ""
@@ -74,7 +74,7 @@ def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
 def judge(
     run: BudgetedRun, evidence: Evidence, before: Known | None, remedy: Remedy = no_remedy
 ) -> list[Verdict]:
-    """Judge all budgets of one run."""
+    """Judge all budgets of one run; search a remedy for those that are exceeded."""
     found = []
     for budget in run.budgets:
         verdict = judge_one(budget, evidence, before)
@@ -85,7 +85,7 @@ def judge(
 
 
 def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Sort over first, by excess; then unknown; then those that hold, the closest to over first."""
+    """Sort verdicts: exceeded by excess, then unknown, then held by closeness to the limit."""
 
     def rank(verdict: Verdict) -> tuple[int, Fraction]:
         if verdict.value is None or verdict.limit is None:
@@ -98,15 +98,15 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 def judge_one(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
     """Judge one budget of a run, without remedies."""
     if evidence.error is not None:
-        return _unknown(budget, evidence.error)
+        return _make_unknown(budget, evidence.error)
     if budget.rule is Rule.FITS:
         return _judge_fit(budget, evidence)
     figure = metrics.figure(evidence, budget.metric)
     if figure.bytes is None:
-        return _unknown(budget, figure.reason, figure.source)
-    limit = _limit(budget, evidence, before)
+        return _make_unknown(budget, figure.reason, figure.source)
+    limit = _find_limit(budget, evidence, before)
     if isinstance(limit, str):
-        return _unknown(budget, limit, figure.source)
+        return _make_unknown(budget, limit, figure.source)
     known = before.figures if before is not None else {}
     name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
     assert budget.amount is not None
@@ -123,8 +123,8 @@ def judge_one(budget: Budget, evidence: Evidence, before: Known | None) -> Verdi
     )
 
 
-def _limit(budget: Budget, evidence: Evidence, before: Known | None) -> int | str:
-    """Return the bytes that a figure may reach, or why they are unknown."""
+def _find_limit(budget: Budget, evidence: Evidence, before: Known | None) -> int | str:
+    """Return the bytes a figure may reach, or why they are unknown."""
     amount = budget.amount
     assert amount is not None
     if budget.rule is Rule.GROWTH:
@@ -141,26 +141,27 @@ def _limit(budget: Budget, evidence: Evidence, before: Known | None) -> int | st
         if not count:
             return "the number of parameters is not known"
         limit = int(amount.per_parameter * count)
-    return max(0, limit - _spare(budget, limit))
+    return max(0, limit - _resolve_margin(budget, limit))
 
 
-def _unknown(budget: Budget, reason: str, source: str = "") -> Verdict:
+def _make_unknown(budget: Budget, reason: str, source: str = "") -> Verdict:
     return Verdict(budget=budget, status=Status.UNKNOWN, source=source, reason=reason)
 
 
-def _spare(budget: Budget, limit: int) -> int:
+def _resolve_margin(budget: Budget, limit: int) -> int:
     return budget.margin.resolve(limit) if budget.margin is not None else 0
 
 
 def _judge_fit(budget: Budget, evidence: Evidence) -> Verdict:
+    """Judge whether a run fits the budget's GPU, by a measurement there or the estimate."""
     if evidence.measurement is not None:
         measured = _judge_measurement(budget, evidence.measurement)
         if measured is not None:
             return measured
     prediction = evidence.prediction
     if prediction is None or prediction.fit is None:
-        return _unknown(budget, "no estimate for this GPU")
-    fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
+        return _make_unknown(budget, "no estimate for this GPU")
+    fit, spare = prediction.fit, _resolve_margin(budget, prediction.fit.capacity)
     found = fits.verdict_with_spare(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
     if found is FitVerdict.TIGHT:
@@ -180,7 +181,7 @@ def _judge_fit(budget: Budget, evidence: Evidence) -> Verdict:
 
 
 def _judge_measurement(budget: Budget, measurement: Measurement) -> Verdict | None:
-    """Judge by a run on the GPU itself; return None if it ran on another or was not read."""
+    """Judge a ``fits`` budget by a measurement; None if on another GPU or without NVML."""
     try:
         gpu = gpus.find(measurement.device, measurement.device_total)
     except UsageError:
@@ -193,7 +194,7 @@ def _judge_measurement(budget: Budget, measurement: Measurement) -> Verdict | No
         return Verdict(budget=budget, status=Status.OVER, source="measured", reason=reason)
     if used is None:
         return None
-    capacity = max(0, gpu.memory - _spare(budget, gpu.memory))
+    capacity = max(0, gpu.memory - _resolve_margin(budget, gpu.memory))
     return Verdict(
         budget=budget,
         status=Status.OVER if used > capacity else Status.HOLDS,

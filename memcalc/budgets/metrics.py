@@ -15,7 +15,7 @@ METRICS = (*_RUNGS, *COMPONENTS)
 
 
 def default_peak(target: str, method: str) -> str:
-    """Return the metric that ``peak`` alone means: allocated, which repeats to the byte.
+    """Return the metric that ``peak`` means: ``peak.allocated``, or ``peak.requested`` on CPU.
 
     A CPU run and the closed forms know no allocator: there it is requested.
     """
@@ -23,7 +23,7 @@ def default_peak(target: str, method: str) -> str:
 
 
 def figure(evidence: Evidence, metric: str) -> Figure:
-    """Look a figure up: measured where there is a measurement, else estimated.
+    """Return a run's figure by metric name: measured if there is a measurement, else estimated.
 
     An estimate adds to a measurement only the components, which no measurement has.
     ``metric``: one of ``METRICS``, ``bytes_per_parameter`` or ``bytes_per_parameter.<component>``;
@@ -45,23 +45,24 @@ def figure(evidence: Evidence, metric: str) -> Figure:
 
 
 def find_rung(metric: str) -> str | None:
-    """Return the rung of the ladder whose peak a metric is, or None for another figure."""
+    """Return the memory level of a metric such as ``peak.reserved``, or None for another."""
     return metric.removeprefix("peak.") if metric in _RUNGS else None
 
 
 def figures(evidence: Evidence) -> dict[str, int]:
-    """Return every known figure by metric."""
+    """Return all known figures of a run, in bytes by metric name."""
     found = {metric: figure(evidence, metric).bytes for metric in METRICS}
     return {metric: size for metric, size in found.items() if size is not None}
 
 
 def parameters(evidence: Evidence) -> int | None:
-    """Return the number of parameters of the model."""
+    """Return the number of the model's parameters, or None if unknown."""
     known = evidence.prediction or evidence.measurement
     return known.parameters if known is not None else None
 
 
 def _look_up_estimate(prediction: Prediction, metric: str) -> Figure:
+    """Return a metric of a prediction in bytes, or why it is unknown."""
     if metric == Component.OPTIMIZER_STATE:
         # As the registry counts it: the same before, at and after the peak.
         return Figure(bytes=prediction.optimizer_state.total(Place.DEVICE))
@@ -79,6 +80,7 @@ def _look_up_estimate(prediction: Prediction, metric: str) -> Figure:
 
 
 def _look_up_measurement(measurement: Measurement, metric: str) -> Figure:
+    """Return a metric of a measurement in bytes, or why it is unknown."""
     failure = measurement.out_of_memory
     if failure is not None:
         where = f"{failure.phase.value} of step {failure.step}"

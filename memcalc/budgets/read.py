@@ -38,7 +38,7 @@ OF_COMMANDS = ("command", "steps", "gpu", "rank", "torch", "alloc_conf", "python
 
 
 def read(path: Path) -> BudgetFile:
-    """Read a budget file.
+    """Read a budget file: its runs, their limits and the baseline's path.
 
     Raises:
         UsageError: it cannot be read or understood, or it holds no budget.
@@ -65,7 +65,7 @@ def read(path: Path) -> BudgetFile:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a run.
+    """Raise UsageError unless a text can name a run.
 
     Raises:
         UsageError: it is empty, very long, or has signs that cannot be shown.
@@ -75,7 +75,7 @@ def check_name(name: str) -> None:
 
 
 def rebase(model: str, before: Path, after: Path) -> str:
-    """Rewrite a model that is a relative file of one folder for another."""
+    """Return a relative model path of one folder as seen from another; names stay unchanged."""
     if os.path.isabs(model) or model.startswith("~"):
         return model
     if not model.startswith(".") and not model.endswith(".json"):
@@ -85,10 +85,11 @@ def rebase(model: str, before: Path, after: Path) -> str:
 
 
 def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
+    """Read one ``[runs.NAME]`` table: its plan, method, lengths and budgets."""
     here: Key = ("runs", name)
     with source.at(here):
         check_name(name)
-    settings, places = _settings(source, here, folder)
+    settings, places = _run_settings(source, here, folder)
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
         check_value("method", Method, method)
@@ -102,7 +103,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     found = budgets(source, plan, name, tables, default_peak(plan.target, method))
     if not found:
         raise source.error(here, f"run {name} has no limits: write [runs.{name}.limits].")
-    plan = _on_gpu(source, plan, found)
+    plan = _set_gpu(source, plan, found)
     return BudgetedRun(
         name=name,
         plan=replace(plan, model=rebase(plan.model, folder, Path())),
@@ -114,14 +115,14 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     )
 
 
-def _settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], dict[str, Key]]:
-    """Return the settings of a run over the defaults, and the place of each."""
+def _run_settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], dict[str, Key]]:
+    """Return a run's settings over the defaults, and the table key of each."""
     settings: dict[str, Any] = {}
     places: dict[str, Key] = {}
     for table in (("defaults",), here):
         for key, value in source.table(table).items():
             place = (*table, key)
-            name = _known_key(source, place)
+            name = _check_key(source, place)
             if places.get(name, here)[:-1] == table:
                 raise source.error(place, f"{name} is given twice: give it once.")
             if name in (*FILES, "model") and isinstance(value, str):
@@ -134,7 +135,8 @@ def _settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], 
     return settings, places
 
 
-def _known_key(source: Source, key: Key) -> str:
+def _check_key(source: Source, key: Key) -> str:
+    """Return a key's field name; raise UsageError for an unknown key."""
     name = key[-1].replace("-", "_")
     known = (*FIELDS, *OWN_KEYS)
     if name not in known:
@@ -148,7 +150,7 @@ def _known_key(source: Source, key: Key) -> str:
 def _lengths(
     source: Source, settings: dict[str, Any], places: Mapping[str, Key], folder: Path
 ) -> str | None:
-    """Return the batches that a run is judged over; a file is named from the current folder."""
+    """Take ``lengths`` out of the settings; return its text, or its path from this folder."""
     text = settings.pop("lengths", None)
     if text is None:
         return None
@@ -164,6 +166,7 @@ def _lengths(
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
+    """Make a run's plan from its settings; errors name the line."""
     if "command" in settings:
         # All else a command sets itself, and the defaults are for runs of models.
         other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
@@ -188,8 +191,8 @@ def _plan(
         raise source.error(here, str(error)) from None
 
 
-def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
-    """Put a run that must fit a GPU on that GPU."""
+def _set_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
+    """Return the plan with the GPU that a ``fits`` limit names, if any."""
     budget = next((one for one in found if one.gpu is not None), None)
     if budget is None:
         return plan
@@ -208,7 +211,7 @@ KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
 def budgets(
     source: Source, plan: Plan, run: str, tables: list[Key], default: str
 ) -> tuple[Budget, ...]:
-    """Read all limits of one run; of two tables the later one wins. ``default``: a bare ``peak``.
+    """Read the limits of one run from its tables; ``default``: the metric of ``peak``.
 
     Raises:
         UsageError: an unknown limit, or one whose value is not understood.
@@ -217,14 +220,14 @@ def budgets(
     found: dict[tuple[str, str], Budget] = {}
     for table in tables:
         seen = set()
-        for written, value in _leaves(source.table(table)):
+        for written, value in _iterate_leaves(source.table(table)):
             path = tuple(rename_component(part.replace("-", "_")) for part in written)
             place = (*table, *written)
             with source.at(place):
                 if path == ("margin",):
                     limit, margin = ("margin", ""), share_or_size(value)
                 else:
-                    budget = _budget(run, plan, path, value, default, source.place(place))
+                    budget = _read_budget(run, plan, path, value, default, source.place(place))
                     limit = budget.rule, budget.metric
                     found[limit] = budget
                 if limit in seen:
@@ -240,15 +243,16 @@ def budgets(
     )
 
 
-def _leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
+def _iterate_leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, key))
+            yield from _iterate_leaves(value, (*path, key))
         else:
             yield (*path, key), value
 
 
-def _budget(run: str, plan: Plan, path: Key, value: Any, default: str, where: Where) -> Budget:
+def _read_budget(run: str, plan: Plan, path: Key, value: Any, default: str, where: Where) -> Budget:
+    """Read one limit: ``fits``, ``max_growth`` or a largest figure."""
     if path == ("fits",):
         # true: the GPU that the run is on.
         named = plan.gpu if value is True else value
@@ -257,13 +261,14 @@ def _budget(run: str, plan: Plan, path: Key, value: Any, default: str, where: Wh
         gpu = gpus.find(named).name
         return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=where)
     grows = path[0] == "max_growth"
-    metric = _metric((path[1:] or ("peak",)) if grows else path, default)
+    metric = _read_metric((path[1:] or ("peak",)) if grows else path, default)
     read_amount = share_or_size if grows else per_parameter if path[0] == PER_PARAMETER else size
     rule = Rule.GROWTH if grows else Rule.MAX
     return Budget(run=run, rule=rule, metric=metric, amount=read_amount(value), where=where)
 
 
-def _metric(path: Key, default: str) -> str:
+def _read_metric(path: Key, default: str) -> str:
+    """Return the metric name of a limit's key path; raise UsageError for an unknown one."""
     head, *rest = path
     if head == "peak" and not rest:
         return default

@@ -64,7 +64,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
         return self.bytes is not None and _DECIMAL.search(self.text) is not None
 
     def resolve(self, whole: int) -> int:
-        """Return the bytes, rounded down; a percentage refers to ``whole``."""
+        """Return the amount in bytes; a percentage is taken of ``whole`` and rounded down."""
         return int(whole * self.percent / 100) if self.percent is not None else self.bytes or 0
 
 
@@ -205,20 +205,20 @@ _DECIMAL = re.compile(r"[0-9\s][kKmMgGtT][bB]\s*$")
 
 
 def size(value: Any) -> Amount:
-    """Read a size in bytes.
+    """Parse a size text such as "4 GiB".
 
     Raises:
         UsageError: it is not a text with a number and a unit.
     """
     if not isinstance(value, str):
-        raise UsageError(f'{_quote(value)} is not a size: write a number and a unit, as "4 GiB".')
+        raise UsageError(f'{_shorten(value)} is not a size: write a number and a unit, as "4 GiB".')
     if len(value) > LONGEST:
-        raise UsageError(f"{_quote(value)} is no size that fits a machine.")
+        raise UsageError(f"{_shorten(value)} is no size that fits a machine.")
     return Amount(text=value.strip(), bytes=parse_bytes(value))
 
 
 def share_or_size(value: Any) -> Amount:
-    """Read a percentage or a size.
+    """Parse a percentage or a size, such as "2%" or "50 MiB".
 
     Raises:
         UsageError: it is neither.
@@ -230,21 +230,22 @@ def share_or_size(value: Any) -> Amount:
         return size(value)
     except UsageError:
         advice = 'write a percentage or a size, as "2%" or "50 MiB".'
-        raise UsageError(f"{_quote(value)} is neither: {advice}") from None
+        raise UsageError(f"{_shorten(value)} is neither: {advice}") from None
 
 
 def per_parameter(value: Any) -> Amount:
-    """Read a number of bytes per parameter.
+    """Check a number of bytes per parameter and return it as an amount.
 
     Raises:
         UsageError: it is not a positive number.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 < value < 1e9:
-        raise UsageError(f"{_quote(value)} is not a number of bytes: write one, as 10 or 2.5.")
+        raise UsageError(f"{_shorten(value)} is not a number of bytes: write one, as 10 or 2.5.")
     return Amount(text=f"{value:g} B/parameter", per_parameter=Fraction(str(value)))
 
 
-def _quote(value: Any) -> str:
+def _shorten(value: Any) -> str:
+    """Return ``repr`` of a value, cut to a length for messages."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -24,7 +24,7 @@ _EXPANDABLE = "expandable_segments:True"
 
 
 class Adviser:
-    """Called with an exceeded budget, looks for changes of the plan that keep it."""
+    """Finds changes of a plan that keep an exceeded budget."""
 
     def __init__(self, *, use_cache: bool, timeout: float) -> None:
         """Try nothing yet; ``use_cache``: keep and reuse answers on disk.
@@ -37,12 +37,12 @@ class Adviser:
         self._simulated: dict[Plan, Evidence] = {}
 
     def __call__(self, budget: Budget, evidence: Evidence, before: Known | None) -> str:
-        """Return a clause; empty if the run was measured, or closed forms answered for it."""
+        """Return a phrase with the changes that keep the budget; "" if none can be tried."""
         prediction = evidence.prediction
         if evidence.measurement is not None or prediction is None or prediction.method != "trace":
             return ""
         if prediction.plan.command:
-            return self._of_command(budget, prediction, before)
+            return self._try_expandable(budget, prediction, before)
         trials = self._find_trials(prediction.plan)
         if trials is None:
             return ""
@@ -57,16 +57,16 @@ class Adviser:
             limit=now.limit or 0,
             rung=budget.metric,
             holds=lambda figures: verdict(figures).status is Status.HOLDS,
-            outside=_outside(budget, trials.before),
+            outside=_bytes_outside(budget, trials.before),
         )
         _, found = advise(trials, goal, alone=False)
         assert found is not None
-        return _clause(found, lambda figures: verdict(figures).value, now.value)
+        return _describe(found, lambda figures: verdict(figures).value, now.value)
 
-    def _of_command(self, budget: Budget, prediction: Prediction, before: Known | None) -> str:
-        """Try the one setting of a command from outside; all else is for the script to change."""
+    def _try_expandable(self, budget: Budget, prediction: Prediction, before: Known | None) -> str:
+        """Simulate the command with expandable segments; return a phrase on the outcome."""
         plan = prediction.plan
-        if not plan.alloc_conf and _outside(budget, figures(prediction)) is not None:
+        if not plan.alloc_conf and _bytes_outside(budget, figures(prediction)) is not None:
             changed = replace(plan, alloc_conf=_EXPANDABLE)
             if changed not in self._simulated:
                 folder = Path(budget.where.file).resolve().parent
@@ -76,13 +76,14 @@ class Adviser:
             verdict = judge_one(budget, self._simulated[changed], before)
             if verdict.status is Status.HOLDS and verdict.value is not None:
                 to = format_mib(verdict.value)
-                return f"{_written(('alloc_conf', _EXPANDABLE))} in the file brings it to {to}"
+                return f"{_write_change(('alloc_conf', _EXPANDABLE))} in the file brings it to {to}"
             if verdict.value is not None:
                 tried = f"{format_mib(verdict.value)} with {_EXPANDABLE}"
                 return f"the script itself must need less: {tried}"
         return "the script itself must need less"
 
     def _find_trials(self, plan: Plan) -> Trials | None:
+        """Return the trials of a plan, traced once; None if it cannot be traced."""
         if plan not in self._trials:
             self._trials[plan] = None
             with contextlib.suppress(MemcalcError):
@@ -90,20 +91,21 @@ class Adviser:
         return self._trials[plan]
 
 
-def _outside(budget: Budget, before: Figures) -> int | None:
-    """Return the bytes outside the allocator that count; None: the figure is no rung."""
+def _bytes_outside(budget: Budget, before: Figures) -> int | None:
+    """Return the bytes outside the allocator that a budget's figure includes, or None."""
     rung = metrics.find_rung(budget.metric)
     if budget.rule is Rule.FITS or rung == "process_used":
         return before.context.low if before.context is not None else 0
     return 0 if rung in RUNGS else None
 
 
-def _clause(found: Search, size_of: Callable[[Figures], int | None], now: int | None) -> str:
-    """Return the changes that keep the budget, or how near the nearest ones come."""
+def _describe(found: Search, size_of: Callable[[Figures], int | None], now: int | None) -> str:
+    """Return a phrase: the changes that keep the budget, or the nearest ones."""
     best = found.best
     if best is not None and best.figures is not None:
         changes = "; ".join(
-            f"{', '.join(map(_written, one.changes))} (cost: {one.cost})" for one in best.remedies
+            f"{', '.join(map(_write_change, one.changes))} (cost: {one.cost})"
+            for one in best.remedies
         )
         size = size_of(best.figures)
         to = f" to {format_mib(size)}" if size is not None else ""
@@ -116,7 +118,7 @@ def _clause(found: Search, size_of: Callable[[Figures], int | None], now: int | 
     return f"no change is enough; {', '.join(map(str, nearest))}: {format_mib(known[nearest])}"
 
 
-def _written(change: Change) -> str:
-    """Write a change as a line of a budget file."""
+def _write_change(change: Change) -> str:
+    """Return a change as a line of a budget file, such as ``batch = 4``."""
     name, value = change
     return f"{name} = {toml(dict(value) if isinstance(value, tuple) else value)}"

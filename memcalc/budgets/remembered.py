@@ -27,22 +27,24 @@ _WHOLE = 64 << 20
 
 
 class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, and the state of each path that it depends on."""
+    """A command's cached figures, and the state of each file that they depend on."""
 
     evidence: Evidence
     states: dict[str, str]
 
 
 def recall(key: str | None) -> Evidence | None:
-    """Return the kept answer of a command, or None if something changed: it has to run."""
+    """Return the cached figures of a command, or None if a file it depends on has changed."""
     found = cache.load(key, _Remembered) if key is not None else None
-    return found.evidence if found is not None and found.states == _states(found.states) else None
+    return (
+        found.evidence if found is not None and found.states == _read_states(found.states) else None
+    )
 
 
 def remember(
     key: str | None, plan: Plan, folder: Path, evidence: Evidence, noted: Opened, began: float
 ) -> None:
-    """Keep what a command took, unless something that it depends on is unknown.
+    """Cache the figures of a command with the state of all files that it opened.
 
     ``began``: the time before the run; what changed since then may have been read before or after.
     """
@@ -53,17 +55,17 @@ def remember(
     }
     beside = {str(folder), *(str(Path(word).parent) for word in words)}
     paths = opened.own_paths({*noted.paths, *words}, [Path(one) for one in beside], cache.folder())
-    if not any(_changed_since(path, began) for path in paths):
-        states = _states({*paths, *beside})
+    if not any(_is_modified_since(path, began) for path in paths):
+        states = _read_states({*paths, *beside})
         cache.store(key, _Remembered(evidence=evidence, states=states))
 
 
-def _changed_since(path: str, began: float) -> bool:
+def _is_modified_since(path: str, began: float) -> bool:
     return os.path.isfile(path) and os.stat(path).st_mtime >= began
 
 
 def find_key(plan: Plan, folder: Path) -> str | None:
-    """Return the key of a command's answer, or None where its packages are not known.
+    """Return the cache key of a command, or None if it runs in another Python environment.
 
     It reads the names and versions of all packages, so ask once for each command.
     """
@@ -79,12 +81,12 @@ def find_key(plan: Plan, folder: Path) -> str | None:
     return cache.key(plan, found, "checked")
 
 
-def _states(paths: Iterable[str]) -> dict[str, str]:
-    return {path: _state(path) for path in paths}
+def _read_states(paths: Iterable[str]) -> dict[str, str]:
+    return {path: _read_state(path) for path in paths}
 
 
-def _state(path: str) -> str:
-    """Return what tells one state of a path from another: contents of a file, names in a folder."""
+def _read_state(path: str) -> str:
+    """Return a digest of a file's contents or of a folder's names, or an error's name."""
     try:
         if os.path.isdir(path):
             shown = sorted(name for name in os.listdir(path) if not name.startswith((".", "__py")))

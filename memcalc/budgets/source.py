@@ -29,14 +29,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     lines: dict[Key, int] = msgspec.field(default_factory=dict)
 
     def place(self, key: Key) -> Where:
-        """Return the line of a key, or of the table around it."""
+        """Return file and line of a key, or of the table around it."""
         path = (*self.prefix, *key)
         around = (path[:length] for length in range(len(path), 0, -1))
         line = next((self.lines[one] for one in around if one in self.lines), 1)
         return Where(file=self.path, line=line)
 
     def error(self, key: Key, message: str) -> UsageError:
-        """Return an error that names the file and the line."""
+        """Return a UsageError whose message starts with file and line of a key."""
         return UsageError(f"{self.place(key)}: {message}")
 
     def table(self, key: Key) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def at(self, key: Key) -> Iterator[None]:
-        """Add the place to an error that does not know it."""
+        """Add file and line of a key to any UsageError raised inside the ``with`` block."""
         try:
             yield
         except UsageError as error:
@@ -63,7 +63,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> Source:
-    """Read a budget file.
+    """Read a budget file, or the ``[tool.memcalc]`` section of a pyproject.toml.
 
     Raises:
         UsageError: it cannot be read, is not TOML, or is a pyproject.toml without our section.
@@ -91,7 +91,7 @@ def load(path: Path) -> Source:
 
 
 def discover(start: Path) -> Path:
-    """Return the budget file of this folder, or of the nearest one above it in the repository.
+    """Find the budget file of a folder, or of the nearest parent within the repository.
 
     Raises:
         UsageError: no folder has a budget file.
@@ -121,7 +121,7 @@ def shown_path(path: Path) -> str:
 
 
 def has_section(path: Path) -> bool:
-    """Tell whether this pyproject.toml holds budgets, also where it cannot be parsed."""
+    """Return True if a pyproject.toml has a ``[tool.memcalc]`` section, even an invalid one."""
     try:
         data = untrusted_values.content(path, _LARGEST)
     except UsageError:
@@ -139,15 +139,15 @@ _LONGEST = 1000
 
 
 def locate(text: str) -> dict[Key, int]:
-    """Find the line of every key; a key inside a value of several lines has the value's line.
+    """Return the line number of every key of a TOML text, by key path.
 
     Returns:
         Line, counted from 1, by path; of an array of tables the first that has the key.
     """
     found: dict[Key, int] = {}
     table: Key = ()
-    for line, written in _statements(text):
-        paths = list(_paths(tomllib.loads(written)))
+    for line, written in _split_statements(text):
+        paths = list(_iterate_paths(tomllib.loads(written)))
         if written.lstrip().startswith("["):
             table = max(paths, key=len)
         else:
@@ -157,8 +157,8 @@ def locate(text: str) -> dict[Key, int]:
     return found
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield headers and pairs, each the fewest lines that are TOML alone, and their first line."""
+def _split_statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each TOML header or key-value pair of a text, with its first line's number."""
     begun, written = 1, ""
     for line, more in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if not written:
@@ -174,9 +174,9 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         written = ""
 
 
-def _paths(value: Any, path: Key = ()) -> Iterator[Key]:
-    """Yield every key of a statement, and of the tables in it."""
+def _iterate_paths(value: Any, path: Key = ()) -> Iterator[Key]:
+    """Yield the path of every key of parsed TOML, nested tables included."""
     for part in value if isinstance(value, list) else [value]:
         for key, below in part.items() if isinstance(part, dict) else ():
             yield (*path, key)
-            yield from _paths(below, (*path, key))
+            yield from _iterate_paths(below, (*path, key))

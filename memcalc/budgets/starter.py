@@ -30,26 +30,26 @@ def text(
     *,
     schema: bool = False,
 ) -> str:
-    """Return the file as TOML; limits lie ``margin`` percent above today's estimate."""
-    head = _head(schema=schema)
+    """Return a budget file for one model; its limits are ``margin`` percent over the estimate."""
+    head = _write_header(schema=schema)
     if configured is not None:
         head.append(f"# Settings are those of {untrusted_text.line(configured.file)}.")
         for note in configured.unread:
             head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
-    lines = [*head, f"[runs.{_key(name)}]"]
+    lines = [*head, f"[runs.{_quote_key(name)}]"]
     for key, value in changed_settings(prediction.plan).items():
         # A GPU that it fits is said by ``fits``.
         if key != "gpu" or not prediction.fits:
             lines.append(f"{key} = {toml(dict(value) if FIELDS[key].is_table else value)}")
     if prediction.method == "analytic":
         lines.append('method = "analytic"')
-    lines += ["", f"[runs.{_key(name)}.limits]", *_limits(prediction, margin)]
+    lines += ["", f"[runs.{_quote_key(name)}.limits]", *_write_limits(prediction, margin)]
     return "\n".join(lines) + "\n"
 
 
 def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str:
-    """Return a file for scripts that were found and not run: they are judged by their growth."""
-    lines = _head(schema=schema)
+    """Return a budget file for scripts found in a folder, with growth limits only."""
+    lines = _write_header(schema=schema)
     lines += ["# Scripts that were found; none was run. Add the arguments that they need."]
     for script in scripts:
         name = run_name(str(script.with_suffix("")).replace("/", "-"))
@@ -61,13 +61,13 @@ def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str
 
 
 def command_name(command: str) -> str:
-    """Return a name for the run of a command, after its script or module."""
+    """Return a run name for a command, from its script's or module's name."""
     words = [word for word in command.split() if not word.startswith("-") and "=" not in word]
     named = next((word for word in words[1:] if word.endswith(".py")), (words[1:] or words)[0])
     return run_name(named.removesuffix(".py").rpartition(".")[2])
 
 
-def _head(*, schema: bool) -> list[str]:
+def _write_header(*, schema: bool) -> list[str]:
     return [
         *([f"#:schema ./{SCHEMA_FILE}"] if schema else []),
         "# What the training runs of this repository may cost in GPU memory.",
@@ -79,28 +79,29 @@ def _head(*, schema: bool) -> list[str]:
 
 
 def run_name(model: str) -> str:
-    """Return a name for the run of a model: the last part of its name, in plain letters."""
+    """Return a run name for a model: the last part of its name, lower case with dashes."""
     last = model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-") or "train"
 
 
 def toml(value: Any) -> str:
-    """Write a value as TOML."""
+    """Return a Python value as TOML text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{_quote_key(k)} = {toml(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml(item) for item in value) + "]"
     # A JSON text is a TOML basic string, but for the one control character JSON leaves as it is.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
+def _quote_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
+def _write_limits(prediction: Prediction, margin: Fraction) -> list[str]:
+    """Return the lines of a run's limits table: peak, optimizer state, fits, growth."""
     rung = default_peak(prediction.plan.target, prediction.method).removeprefix("peak.")
     today = getattr(prediction.peak, rung)
     state = prediction.optimizer_state.total(Place.DEVICE)
@@ -123,7 +124,7 @@ def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
 
 
 def round_up(size: int) -> str:
-    """Round a limit up: to KiB below 64 MiB, from 10 GiB on to tenths of a GiB, else to MiB."""
+    """Return a size rounded up as text: KiB below 64 MiB, else MiB, tenths of GiB from 10 GiB."""
     if size < 64 * MIB:
         return f"{-(-size // KIB)} KiB"
     if size >= 10 * GIB:

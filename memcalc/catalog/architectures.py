@@ -16,7 +16,7 @@ def table() -> dict[str, Any]:
 
 
 def heads(model_type: str) -> dict[str, str]:
-    """Return the heads of a model type by task; empty for an unknown type."""
+    """Return the model class of each task for a model type; empty if unknown."""
     found: dict[str, str] = table().get(model_type, {}).get("heads", {})
     return found
 
@@ -43,7 +43,7 @@ _MAY_BE_ZERO = {"type_vocab_size", "num_key_value_heads", "n_inner"}
 
 
 def validate(config: Any, name: str) -> dict[str, Any]:
-    """Return the config after checking its type and sizes.
+    """Check a config.json's model type and sizes, and return it.
 
     Raises:
         UsageError: it is no object, names no known architecture, or a size is not a positive
@@ -64,6 +64,7 @@ def validate(config: Any, name: str) -> dict[str, Any]:
 
 
 def _check_sizes(config: dict[str, Any], name: str) -> None:
+    """Raise UsageError for a size in a config that is no number within bounds."""
     for key in _LAYERS:
         _check_size(config, key, MOST_LAYERS, name)
     _check_size(config, "num_labels", MOST_LABELS, name)
@@ -78,6 +79,7 @@ def _check_sizes(config: dict[str, Any], name: str) -> None:
 
 
 def _check_size(config: dict[str, Any], key: str, most: int, name: str) -> None:
+    """Raise UsageError unless a config value is a whole number up to ``most``."""
     value = config.get(key)
     if value is None or (
         isinstance(value, list | tuple) and all(_is_whole_number(item) for item in value)

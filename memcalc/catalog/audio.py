@@ -31,11 +31,11 @@ class Sound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_recording(model_type: str) -> Sound | None:
-    """Return the outputs of a model type's feature extractor, or None if it has no extractor."""
+    """Return the input tensors a model type makes of ten seconds of audio, or None."""
     return table().get(model_type)
 
 
 @functools.cache
 def table() -> dict[str, Sound]:
-    """Return the recordings of all model types, by model type."""
+    """Read the audio inputs of all model types, by model type."""
     return shipped.read("sound.json", lambda data: decode(dict[str, Sound], data["types"]))

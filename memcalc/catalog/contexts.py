@@ -35,7 +35,7 @@ class ContextRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def table() -> dict[str, ContextRanges]:
-    """Return the ranges by name of the GPU; ``any`` holds the limits over all of them.
+    """Read the memory ranges outside the allocator by GPU name; ``any`` spans all GPUs.
 
     Raises:
         UsageError: the file is damaged.
@@ -44,7 +44,7 @@ def table() -> dict[str, ContextRanges]:
 
 
 def ranges(gpu: Gpu | None) -> ContextRanges:
-    """Return the ranges of a process on a GPU, or on any GPU."""
+    """Return the memory ranges of a process outside the allocator on a GPU, or on any GPU."""
     return table()[gpu.name if gpu is not None else "any"]
 
 
@@ -63,12 +63,12 @@ class CodeSize(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def libraries() -> tuple[CodeSize, ...]:
-    """Return the versions of cuDNN whose code sizes are known."""
+    """Read the code sizes of cuDNN versions."""
     return shipped.read("contexts.toml", lambda data: decode(tuple[CodeSize, ...], data["library"]))
 
 
 def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
-    """Return the bytes of cuDNN's convolutions, loaded whole; None if no version supports the GPU.
+    """Return the range of bytes of cuDNN's code on a GPU when loaded whole, or None.
 
     A version without code for a capability runs the code for the next lower one of the same major
     capability.
@@ -92,7 +92,7 @@ def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
 
 
 def sum_spans(*spans: Span) -> Span:
-    """Return the sum of several ranges; it has a likely figure if all of them have one."""
+    """Return the sum of several byte ranges; ``likely`` is None if any is unknown."""
     likely = [span.likely for span in spans if span.likely is not None]
     return Span(
         low=sum(span.low for span in spans),

@@ -45,7 +45,7 @@ def architectures() -> dict[tuple[int, int], Architecture]:
 
 
 def _convert_sizes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of the file with its KiB converted to bytes."""
+    """Return a row of compute_capabilities.toml with its KiB converted to bytes."""
     shared, of_block = entry["shared_kib"] * KIB, entry["shared_kib_of_block"] * KIB
     return {**entry, "shared_memory": shared, "shared_memory_of_block": of_block}
 
@@ -111,7 +111,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def table() -> tuple[Gpu, ...]:
-    """Return all GPUs, in the order of the file."""
+    """Read the catalog of GPUs (configs/gpus.toml), in the file's order."""
 
     def make_table(data: dict[str, Any]) -> tuple[Gpu, ...]:
         entries = {entry["name"]: entry for entry in data["gpu"]}
@@ -132,14 +132,14 @@ class NamedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def resolve(name: str) -> NamedGpu:
-    """Find the GPU that a person means: a card, the smallest of several, or a machine's card.
+    """Find the GPU a person's text names: a card, the smallest of several, or a cloud machine's.
 
     Case, spaces, dashes, the maker's name and a redundant size make no difference.
 
     Raises:
         UsageError: there is no such GPU; the message lists similar names.
     """
-    plain, size = _parts(name)
+    plain, size = _split_name(name)
     found = _find_cards(plain, size)
     if len(found) == 1:
         return NamedGpu(gpu=next(iter(found.values())))
@@ -148,11 +148,11 @@ def resolve(name: str) -> NamedGpu:
         why = f"the smallest of {', '.join(found)}; name another to change that"
         return NamedGpu(gpu=least, why=why)
     for gpu in table():
-        if gpu.boxed_as and _parts(gpu.boxed_as)[0] == plain and size in (None, gpu.sold_as):
+        if gpu.boxed_as and _split_name(gpu.boxed_as)[0] == plain and size in (None, gpu.sold_as):
             return NamedGpu(
                 gpu=gpu, why="the form most clouds rent; name another card to change that"
             )
-    machine = _machines().get(name.strip().lower())
+    machine = _read_machines().get(name.strip().lower())
     if machine is None:
         raise _unknown_gpu(name, plain, size)
     return machine
@@ -160,7 +160,7 @@ def resolve(name: str) -> NamedGpu:
 
 @functools.cache
 def find(name: str, total: int | None = None) -> Gpu:
-    """Find a GPU by the name that a driver or a person gives it.
+    """Return the GPU with a driver's or a person's name for it.
 
     Args:
         name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
@@ -171,16 +171,16 @@ def find(name: str, total: int | None = None) -> Gpu:
     """
     if total is None:
         return resolve(name).gpu
-    found = _find_cards(*_parts(name), total)
+    found = _find_cards(*_split_name(name), total)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {', '.join(found)}.")
-    raise _unknown_gpu(name, *_parts(name))
+    raise _unknown_gpu(name, *_split_name(name))
 
 
 def list_rental_gpus() -> tuple[Gpu, ...]:
-    """Return the cards that most clouds offer, the smallest first."""
+    """Return the GPUs that most clouds rent, the least memory first."""
     names = shipped.read("machines.toml", lambda data: tuple(data["rented"]))
     return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
@@ -196,12 +196,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def prices() -> Prices:
-    """Read the dated table of prices."""
+    """Read the dated table of GPU prices per hour."""
     return shipped.read("machines.toml", lambda data: decode(Prices, data["prices"]))
 
 
 @functools.cache
-def _machines() -> dict[str, NamedGpu]:
+def _read_machines() -> dict[str, NamedGpu]:
     """Return the GPUs of cloud machines, by the machines' names in lower case."""
     cards = {gpu.name: gpu for gpu in table()}
 
@@ -220,14 +220,14 @@ def _machines() -> dict[str, NamedGpu]:
 
 
 def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
-    """Return the cards that have a name, by their full names; a size or total narrows them down."""
+    """Return GPUs by full name that a plain name matches; a size or total narrows them."""
     by_size = _index_by_name().get(plain, {})
     exact = by_size.get(size)
-    if exact is not None and (total is None or _is_near(exact, total)):
+    if exact is not None and (total is None or _matches_total(exact, total)):
         return {exact.name: exact}
     found = {gpu.name: gpu for gpu in by_size.values() if size in (None, gpu.sold_as)}
     if total is not None:
-        found = {key: gpu for key, gpu in found.items() if _is_near(gpu, total)} or found
+        found = {key: gpu for key, gpu in found.items() if _matches_total(gpu, total)} or found
     return found if exact is None or len(found) == 1 else {exact.name: exact}
 
 
@@ -247,24 +247,24 @@ def _unknown_gpu(name: str, plain: str, size: int | None) -> UsageError:
         return UsageError(f"{name!r} is no GPU: name its kind, such as t4 or 4090, not its number.")
     wanted = _SERIES.sub("", plain)
     longer = re.compile(re.escape(wanted) + r"($|\D)")
-    cores = {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
+    cores = {gpu.name: _SERIES.sub("", _split_name(gpu.name)[0]) for gpu in table()}
     begun = [name for name, core in cores.items() if wanted and longer.match(core)]
     if begun:
         return UsageError(f"{name!r} alone is no GPU: name one of {', '.join(begun)}.")
     return unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
 
 
-def _is_near(gpu: Gpu, total: int) -> bool:
+def _matches_total(gpu: Gpu, total: int) -> bool:
     return abs((gpu.nvml_memory or gpu.memory) - total) <= _TOTAL_TOLERANCE * total
 
 
 @functools.cache
 def _index_by_name() -> dict[str, dict[int | None, Gpu]]:
-    """Index the cards by the plain name, then by the size in the name."""
+    """Return the GPUs by plain name, then by the gigabytes in the name."""
     found: dict[str, dict[int | None, Gpu]] = defaultdict(dict)
     for gpu in table():
         for name in (gpu.name, *gpu.aliases):
-            plain, size = _parts(name)
+            plain, size = _split_name(name)
             spelled = [(plain, size), (_EMPTY.sub("", name.lower()), None)]
             # A number is enough if only one card has it.
             spelled += [
@@ -276,8 +276,8 @@ def _index_by_name() -> dict[str, dict[int | None, Gpu]]:
     return found
 
 
-def _parts(name: str) -> tuple[str, int | None]:
-    """Split a name into letters and digits without the maker's name, and its gigabytes."""
+def _split_name(name: str) -> tuple[str, int | None]:
+    """Split a GPU name into its plain letters and digits, and the gigabytes in it (or None)."""
     text = name.lower()
     for word, replacement in _WORDS:
         text = re.sub(word, replacement, text)
@@ -288,7 +288,7 @@ def _parts(name: str) -> tuple[str, int | None]:
 
 
 def _convert_row(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Convert the sizes of a row of the file to whole bytes."""
+    """Convert the sizes of a row of gpus.toml to whole bytes."""
     source = entry["source"]
     if "memory_gib" in entry:
         memory = int(entry["memory_gib"] * GIB)

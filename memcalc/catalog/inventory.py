@@ -16,7 +16,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def load(source: ModelSource, task: str) -> Inventory | None:
-    """Load the shipped inventory of a model for a task, or return None if none is shipped."""
+    """Read the shipped parameter list of a bundled model for a task, or return None."""
     if source.origin != "bundled":
         return None
     name = f"inventories/{source.name.replace('/', '--')}.json"
@@ -26,13 +26,14 @@ def load(source: ModelSource, task: str) -> Inventory | None:
     def make_inventory(data: dict[str, Any]) -> Inventory | None:
         if data["task"] != task:
             return None
-        tensors = tuple(_expand(data))
+        tensors = tuple(_expand_layers(data))
         return Inventory(model=source.name, task=task, head=data["head"], tensors=tensors)
 
     return shipped.read(name, make_inventory)
 
 
-def _expand(data: dict[str, Any]) -> Iterator[Parameter]:
+def _expand_layers(data: dict[str, Any]) -> Iterator[Parameter]:
+    """Yield the parameters of a file, each repeated layer range written out."""
     for group in data["tensors"]:
         first = _RANGE.search(group[0][0])
         numbers = [""] if first is None else range(int(first[1]), int(first[2]) + 1)

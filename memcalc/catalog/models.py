@@ -69,7 +69,7 @@ def list_bundled_files() -> dict[str, Path]:
 
 
 def find(name: str) -> ModelSource:
-    """Find a model by name.
+    """Find a model's config: bundled, in a local file, on the Hugging Face hub, or a callable.
 
     Args:
         name: a bundled name (``gpt2`` and ``openai-community/gpt2`` are the same), a folder with
@@ -83,7 +83,7 @@ def find(name: str) -> ModelSource:
         name = name.removeprefix(_PAGES).rstrip("/")
     if is_named(name):
         return ModelSource(name=name, origin="callable", factory=name)
-    file = None if is_local(name) else _bundled_file(name)
+    file = None if is_local(name) else _find_bundled_file(name)
     if file is not None:
         return ModelSource(
             name=_model_name(file), origin="bundled", config=_read_shipped_config(file)
@@ -100,7 +100,7 @@ def find(name: str) -> ModelSource:
         )
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
-        config = _read(path / "config.json" if os.path.isdir(path) else path)
+        config = _read_config(path / "config.json" if os.path.isdir(path) else path)
         return _check_config(name, "local", config)
     same = _find_same_sizes(name)
     if same is not None:
@@ -113,7 +113,7 @@ def canonical(name: str) -> str:
     """Return the catalog's spelling of a bundled model's name; other names do not change."""
     if is_named(name) or is_local(name):
         return name
-    file = _bundled_file(name)
+    file = _find_bundled_file(name)
     return _model_name(file) if file is not None else name
 
 
@@ -123,8 +123,8 @@ def _index_by_name() -> dict[str, Path]:
 
 
 def notes(name: str) -> tuple[str, ...]:
-    """Return a note on the model that was taken for this one, if another was."""
-    if is_named(name) or is_local(name) or _bundled_file(name) is not None:
+    """Return a note if the config of another bundled model is used for this name."""
+    if is_named(name) or is_local(name) or _find_bundled_file(name) is not None:
         return ()
     same = None if os.path.exists(os.path.expanduser(name)) else _find_same_sizes(name)
     return (same.note,) if same is not None else ()
@@ -134,7 +134,7 @@ def find_shipped_config(name: str) -> dict[str, Any] | None:
     """Return the shipped config of a model by its name on the hub, or None."""
     if is_named(name) or is_local(name):
         return None
-    file = _bundled_file(name)
+    file = _find_bundled_file(name)
     if file is not None:
         return dict(_read_shipped_config(file))
     same = _find_same_sizes(name) if "/" in name else None
@@ -151,7 +151,7 @@ def _model_name(file: Path) -> str:
 
 
 def _find_same_sizes(name: str) -> ModelSource | None:
-    """Find a bundled model with the same sizes as a named one, such as its base; else return None.
+    """Find a bundled model with the sizes of a named one (such as its base), or None.
 
     A later revision of a tuned model has another base: Mistral-7B-Instruct-v0.3 does not match
     Mistral-7B-v0.1.
@@ -160,10 +160,10 @@ def _find_same_sizes(name: str) -> ModelSource | None:
         return None
     wanted = name.lower().removeprefix(_COPIES)
     bare = _TUNED.sub("", wanted, count=1)
-    alias = _aliases().get(wanted) or _aliases().get(bare)
+    alias = _read_aliases().get(wanted) or _read_aliases().get(bare)
     found = _index_by_name()[alias["of"].lower()] if alias is not None else None
     others = (bare, f"{bare}-pt") if bare != name.lower() else (f"{bare}-pt",)
-    found = found or next((file for one in others if (file := _bundled_file(one))), None)
+    found = found or next((file for one in others if (file := _find_bundled_file(one))), None)
     if found is None and "/" not in name:
         # On the hub names have an organization: this one is short for the model with all its words.
         close = find_similar(name, list_bundled_files(), whole=True)
@@ -187,14 +187,15 @@ def _find_same_sizes(name: str) -> ModelSource | None:
 
 
 @functools.cache
-def _aliases() -> dict[str, Any]:
-    """Return the models with the sizes of a bundled one, by their names and short names."""
+def _read_aliases() -> dict[str, Any]:
+    """Return models whose sizes equal a bundled model's, by lower-case names."""
     known = json.loads((configs() / "aliases.json").read_text())
     short = {name.partition("/")[2] or name: alias for name, alias in known.items()}
     return {name.lower(): alias for name, alias in {**short, **known}.items()}
 
 
-def _bundled_file(name: str) -> Path | None:
+def _find_bundled_file(name: str) -> Path | None:
+    """Return the config file of a bundled model by any spelling of its name, or None."""
     wanted = name.replace("--", "/").lower()
     names = _index_by_name()
     if wanted in names:
@@ -209,16 +210,17 @@ def _bundled_file(name: str) -> Path | None:
 
 @functools.cache
 def _read_shipped_config(path: Path) -> Any:
-    return _read(path)
+    return _read_config(path)
 
 
-def _read(path: Path) -> Any:
+def _read_config(path: Path) -> Any:
     return untrusted_values.json(
         path, hint="give a whole file, or a folder with a config.json", most=_LARGEST_CONFIG
     )
 
 
 def _check_config(name: str, origin: str, config: Any) -> ModelSource:
+    """Validate a config and return its source; refuse one that needs repository code."""
     checked = validate(config, name)
     if "auto_map" in checked:
         raise UsageError(
@@ -241,7 +243,7 @@ def _from_hub(name: str) -> tuple[Any, str | None]:
         raise unknown("model", name, list_bundled_files(), hint=hint) from None
     folder = file.parent
     # In the hub's cache the folder is named by the commit.
-    return _read(file), folder.name if folder.parent.name == "snapshots" else None
+    return _read_config(file), folder.name if folder.parent.name == "snapshots" else None
 
 
 _CONFIG = "config.json"
@@ -284,7 +286,7 @@ def config_file(name: str, revision: str | None = None) -> Path:
 
 
 def is_reachable(name: str, revision: str | None) -> bool:
-    """Return True if the hub answers one request; a failed download would retry for half a minute.
+    """Return True if the hub answers a request for a model's config.
 
     Raises:
         Exception: the hub refuses, such as for a gated model.

@@ -39,7 +39,7 @@ class NcclTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
-    """Return the range of bytes that NCCL holds on one GPU; ``groups``: processes of each group."""
+    """Return the byte range NCCL holds on one GPU; ``groups``: the number of ranks of each."""
     low = high = 0
     nvlink = table().links["nvlink"]
     names: dict[str, None] = {}
@@ -61,7 +61,7 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
 
 @functools.cache
 def table() -> NcclTable:
-    """Read the table of NCCL.
+    """Read the table of NCCL's allocations (configs/nccl.toml).
 
     Raises:
         UsageError: the file is damaged.

@@ -9,14 +9,14 @@ _TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
 def default_targets(model_type: str | None) -> tuple[str, ...] | None:
-    """Return the modules that peft adapts in a model type; None without a default or peft."""
-    found = _table().get(model_type or "")
+    """Return the module names that peft adapts by default in a model type, or None."""
+    found = _read_table().get(model_type or "")
     return tuple(found) if found else None
 
 
 @functools.cache
-def _table() -> dict[str, list[str]]:
-    """Read peft's table without importing peft, which imports PyTorch."""
+def _read_table() -> dict[str, list[str]]:
+    """Parse peft's table of default target modules without importing peft."""
     tree = parse_module("peft/utils/constants.py")
     for node in tree.body if tree is not None else ():
         names = node.targets if isinstance(node, ast.Assign) else []

@@ -21,7 +21,7 @@ _GENERATED = 256
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
-    """Check settings and return the plan; keys are fields of ``Plan``, dashes allowed.
+    """Make a plan from settings, with recipes, presets and GPU names resolved.
 
     A plan in the place of the model gives all its settings, and the others change it.
 
@@ -41,7 +41,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
     if not checked.get("model") and "command" not in checked:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
     if checked.get("inputs"):
-        checked["batch"] = _samples(checked)
+        checked["batch"] = _count_samples(checked)
     checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
@@ -59,7 +59,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
 
 
 def _resolve_gpu(checked: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with ``gpu`` and ``devices`` read from ``8xh100`` or a machine's name."""
+    """Return settings with ``8xh100`` or a machine's name split into ``gpu`` and ``devices``."""
     count, name = split_gpu_count(checked.get("gpu") or "")
     if count is not None:
         if checked.get("devices", count) != count:
@@ -86,8 +86,8 @@ def describe_gpu_name(settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def _samples(checked: Mapping[str, Any]) -> int:
-    """Return the samples in a batch that ``inputs`` describe: the first size of its first input.
+def _count_samples(checked: Mapping[str, Any]) -> int:
+    """Return the batch size that ``inputs`` describe: the first size of the first shape.
 
     Raises:
         SettingError: an input is described twice, or ``batch`` contradicts them.
@@ -112,7 +112,7 @@ def _samples(checked: Mapping[str, Any]) -> int:
 
 
 def load(path: Path) -> list[Plan]:
-    """Read the plans of a suite: ``[defaults]`` and a list of ``[[run]]`` with the keys of a plan.
+    """Read the plans of a suite file: ``[defaults]`` and a list of ``[[run]]``.
 
     A list under ``optim`` makes one run for each. A bare name that is no file here, such as
     ``community``, means a suite that memcalc ships.
@@ -146,7 +146,7 @@ STEPS = 3
 
 
 def to_simulate(plan: Plan, options: str = "") -> str:
-    """Return the ``memcalc simulate`` line for a plan."""
+    """Return the ``memcalc simulate`` command line for a plan of a command."""
     typed = {
         "--gpu": plan.gpu,
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
@@ -259,6 +259,7 @@ def _inference_disagreement(plan: Plan) -> str | None:
 
 
 def _engine_disagreement(plan: Plan) -> str | None:
+    """Return a sentence if settings do not go with an inference engine, or None."""
     if plan.engine is None:
         return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
@@ -274,6 +275,7 @@ def _engine_disagreement(plan: Plan) -> str | None:
 
 
 def _device_disagreement(plan: Plan) -> str | None:
+    """Return a sentence if a CPU plan names a GPU, or None."""
     if plan.gpu is not None and plan.target == "cpu":
         return f"target cpu runs on no GPU: leave out gpu {plan.gpu}, or target cpu."
     return None

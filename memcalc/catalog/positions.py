@@ -55,7 +55,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lengths(config: Mapping[str, Any]) -> Lengths:
-    """Read the lengths that a model takes from its config."""
+    """Read from a config the sequence lengths that a model takes."""
     exact = _exact(config)
     part = config.get("text_config")
     part = part if isinstance(part, Mapping) else config
@@ -94,7 +94,7 @@ def _exact(config: Mapping[str, Any]) -> int | None:
 
 @functools.cache
 def table() -> dict[str, dict[str, int]]:
-    """Return the model types whose positions end, with their default number and padding token."""
+    """Read the model types with a position limit: their default number and padding token."""
     return shipped.read(
         "positions.json", lambda data: decode(dict[str, dict[str, int]], data["types"])
     )

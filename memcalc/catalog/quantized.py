@@ -69,18 +69,19 @@ def read_scheme(settings: Mapping[str, Any]) -> str | None:
 
 def find_scheme(config: Mapping[str, Any] | None) -> str | None:
     """Return the value of ``Plan.quant`` that a model's checkpoint was made with, or None."""
-    settings = _settings(config or {})
+    settings = _find_quantization(config or {})
     return read_scheme(settings) if settings is not None else None
 
 
 def find_bnb_settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the bitsandbytes settings in a model's config, or None for any other config."""
-    settings = _settings(config or {})
+    settings = _find_quantization(config or {})
     known = settings is not None and _method(settings) == "bitsandbytes" and read_scheme(settings)
     return settings if known else None
 
 
 def _read_torchao_scheme(settings: Mapping[str, Any]) -> str | None:
+    """Return the ``Plan.quant`` of a torchao ``quantization_config``, or None."""
     kind = settings.get("quant_type")
     made = kind.get("default") if isinstance(kind, Mapping) else None
     if not isinstance(made, Mapping) or settings.get("include_input_output_embeddings"):
@@ -112,8 +113,8 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Return a sentence if memcalc cannot estimate a checkpoint in its stored format, or None."""
-    settings = _settings(config)
+    """Return why memcalc cannot estimate a quantized checkpoint in its format, or None."""
+    settings = _find_quantization(config)
     if settings is None:
         return None
     known = read_scheme(settings)
@@ -147,8 +148,8 @@ def refusal(
 
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the notes of an answer about a quantized checkpoint."""
-    settings, known = _settings(config or {}), find_scheme(config)
+    """Return notes on how a quantized checkpoint is estimated; empty for another."""
+    settings, known = _find_quantization(config or {}), find_scheme(config)
     if known in TORCHAO:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
     if known is not None:
@@ -187,7 +188,7 @@ def fsdp_refusal(settings: Mapping[str, Any]) -> str | None:
 
 def uncounted_memory(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return phrases for memory that an estimate of a dequantized checkpoint does not count."""
-    settings = _settings(config or {})
+    settings = _find_quantization(config or {})
     if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
     return (
@@ -195,8 +196,8 @@ def uncounted_memory(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     )
 
 
-def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a config or of its text part, or None."""
+def _find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the ``quantization_config`` of a config or its text part, or None."""
     for part in (config, config.get("text_config")):
         found = part.get("quantization_config") if isinstance(part, Mapping) else None
         if isinstance(found, Mapping):
@@ -205,4 +206,5 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _method(settings: Mapping[str, Any]) -> str:
+    """Return the quantization method's name in a ``quantization_config``."""
     return str(settings.get("quant_method") or "bitsandbytes")

@@ -18,7 +18,7 @@ _UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed
 
 
 def rewrite(file: str, plan: Plan) -> str:
-    """Return the text of a recipe with the keys changed that differ in a plan.
+    """Return a recipe file's text, changed to express a plan.
 
     Settings that have no key in the recipe's format become comments at the top.
 
@@ -40,7 +40,7 @@ def rewrite(file: str, plan: Plan) -> str:
 
 
 def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
-    """Return a line for each setting of a plan that the changed recipe does not contain."""
+    """Return a comment line for each setting of a plan that the recipe cannot express."""
     if path.suffix == ".json":
         return []
     dialect, data = dialects.parse(changed, path)

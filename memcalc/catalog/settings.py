@@ -26,7 +26,7 @@ _SEVERAL = re.compile(
 
 
 def expand_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under the names of ``Plan``, merged with the contents of files and presets.
+    """Merge settings with the recipe, launcher files and preset they name, as ``Plan`` fields.
 
     A launcher's file must agree with the given settings. Given settings override a recipe, and both
     override a preset.
@@ -114,8 +114,15 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in typed and name in base:
             typed[name] = {**base[name], **dict(FIELDS[name].check(typed[name]))}
     typed = {key: one for key, one in typed.items() if one is not None}
-    for name, depends in (("quant", "kbit_prepare"), ("lora", "autocast_adapter_dtype")):
-        if typed.get(name) == "none":
+    in_4bit = str(typed.get("quant", "nf4")).startswith(("nf4", "fp4"))
+    if not in_4bit:
+        base.pop("bnb_4bit_compute_dtype", None)
+    for name, off, depends in (
+        ("quant", "none", "kbit_prepare"),
+        ("lora", "none", "autocast_adapter_dtype"),
+        ("checkpointing", False, "use_reentrant"),
+    ):
+        if typed.get(name) == off:
             base.pop(depends, None)
     joined, notes = simplify_layout({**base, **typed})
     if not joined.get("model"):
@@ -134,6 +141,7 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _note_recipe(recipe: Recipe) -> tuple[str, ...]:
+    """Return a note that names a recipe's file, its format and the defaults it took."""
     left = f"; {recipe.dialect}'s own {', '.join(recipe.defaults)}" if recipe.defaults else ""
     return (f"{recipe.file} is read as a recipe of {recipe.dialect}{left}",)
 
@@ -196,6 +204,7 @@ def split_gpu_count(gpu: str) -> tuple[int | None, str]:
 
 
 def _merge_file(settings: dict[str, Any], found: Recipe) -> dict[str, Any]:
+    """Add a launcher file's settings; raise SettingError if one contradicts a given one."""
     joined = dict(settings)
     for name, value in found.settings.items():
         given = joined.get(name)
@@ -206,16 +215,16 @@ def _merge_file(settings: dict[str, Any], found: Recipe) -> dict[str, Any]:
             own = dict(FIELDS[name].check(given))
             for key in own.keys() & value.keys():
                 if own[key] != value[key]:
-                    raise _conflict(name, f"{key} = {own[key]}", value[key], found)
+                    raise _make_conflict(name, f"{key} = {own[key]}", value[key], found)
             joined[name] = {**value, **own}
         elif FIELDS[name].check(given) != FIELDS[name].check(value):
-            raise _conflict(name, f"{name} = {given}", value, found)
+            raise _make_conflict(name, f"{name} = {given}", value, found)
     if found.unread:
         joined["unread"] = (*joined.get("unread", ()), *found.unread)
     return joined
 
 
-def _conflict(name: str, given: str, value: Any, found: Recipe) -> SettingError:
+def _make_conflict(name: str, given: str, value: Any, found: Recipe) -> SettingError:
     return SettingError(name, f"{given}, and {found.file} says {value}: leave one of them out.")
 
 

@@ -26,7 +26,7 @@ except ImportError:
 
 
 def code() -> str:
-    """Return the code with which a Python that may lack memcalc begins, for ``python -c``.
+    """Return source for ``python -c`` that lets another Python import memcalc and msgspec.
 
     The rest of this Python's packages stay hidden: a library that asks whether another one is
     installed gets the answer of the Python that it runs in.

@@ -21,7 +21,7 @@ class Channel:
         self._searched = 0
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; bytes become base64.
+        """Send a dict as one JSON line; bytes become base64.
 
         Raises:
             OSError: the other end is closed.
@@ -29,7 +29,7 @@ class Channel:
         self.end.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the other end is closed.
+        """Wait for the next message and return it, or None if the other end is closed.
 
         Raises:
             TimeoutError: the socket's time is up; nothing is lost.
@@ -59,7 +59,7 @@ class Channel:
 
 
 def is_of_this_user(end: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket is one of this user."""
+    """Return True if this user runs the process at the other end of a Unix socket."""
     size = struct.calcsize(_CREDENTIALS)
     given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, user, _ = struct.unpack(_CREDENTIALS, given)

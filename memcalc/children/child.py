@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int, number: int) -> None:
-    """Ask the kernel for a signal when the parent dies (Linux; elsewhere the sockets tell)."""
+    """Let the kernel signal this process when its parent dies; exit if it is dead already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -26,14 +26,14 @@ def die_with(parent: int, number: int) -> None:
 
 
 def flush() -> None:
-    """Write what was printed; the program may have closed or replaced its streams."""
+    """Flush standard output and error; ignore errors, such as a closed stream."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def show(text: str) -> None:
-    """Write a text to standard error; it may be closed or replaced, or a file on a full disk."""
+    """Print a text to standard error; ignore errors, such as a closed stream or a full disk."""
     with contextlib.suppress(Exception):
         print(text, end="", file=sys.stderr, flush=True)
 
@@ -51,17 +51,17 @@ class Breadcrumbs:
         self._map = mmap.mmap(-1, SIZE)
 
     def drop(self, module: str) -> None:
-        """Remember this place, forget the last."""
+        """Record the name of the module that runs now, in place of the last one."""
         text = module.encode()[: SIZE - 1] + b"\0"
         self._map[: len(text)] = text
 
     def describe(self) -> str:
-        """Return the last place in words, such as `` in model.layers.0``; empty if unknown."""
+        """Return the last module in words, such as `` in model.layers.0``; empty if unknown."""
         module, _, _ = self._map[:].partition(b"\0")
         return f" in {module.decode(errors='replace')}" if module else ""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the shared memory."""
         self._map.close()
 
 
@@ -75,16 +75,17 @@ class Speaker:
         """The server that forked this child, which it may ask."""
 
     def tell(self, **event: Any) -> None:
-        """Tell the asker of an event."""
+        """Send an event to the process that asked."""
         self._send({"event": event})
 
     def wait(self, **event: Any) -> None:
-        """Tell the asker of an event, and wait until it has looked at it."""
+        """Send an event to the process that asked, and block until it has handled the event."""
         self._send({"event": event, "waits": True})
         if self._channel.receive() is None:
             os._exit(1)
 
     def _send(self, message: dict[str, Any]) -> None:
+        """Send a message to the process that asked; exit if it is gone."""
         try:
             self._channel.send(message)
         except OSError:
@@ -95,12 +96,12 @@ class Speaker:
 def answer_once(
     end: socket.socket, control: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs
 ) -> None:
-    """Answer the question that comes; ``control`` leads to the fork server of this child."""
+    """Read one request from a socket, run the job module on it, and send back the result."""
     channel = Channel(end)
     place = channel.receive()
     if place is None:
         return
-    _settle(place)
+    _copy_asker_settings(place)
     server = ForkServer(EstimateError, place["environment"], control=control)
     speaker = Speaker(channel, breadcrumbs, server)
     try:
@@ -116,8 +117,8 @@ def answer_once(
         os._exit(1)
 
 
-def _settle(place: dict[str, Any]) -> None:
-    """Take the environment, folder and import path of the asker."""
+def _copy_asker_settings(place: dict[str, Any]) -> None:
+    """Copy environment variables, current folder and sys.path from the asking process."""
     if dict(os.environ) != place["environment"]:
         os.environ.clear()
         os.environ.update(place["environment"])

@@ -77,7 +77,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         interval: float = math.inf,
         timeout: float = math.inf,
     ) -> dict[str, Any]:
-        """Ask a question in a fork, which has ended on return.
+        """Run a job module on a request in a forked child; return its answer when it has ended.
 
         Args:
             module: the job module.
@@ -98,16 +98,16 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         number, channel = self._fork(module, name, hint)
         garbled, ended = False, ""
         try:
-            _send(channel, {**self._place(), "request": request})
+            _send(channel, {**self._child_settings(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
                 garbled |= message is _GARBLED
                 if "event" in message:
-                    _hear(message, heard, channel)
+                    _handle_event(message, heard, channel)
                 elif "answer" in message or "error" in message:
-                    return self._answer_in(message, name)
+                    return self._unpack_answer(message, name)
                 elif ended := str(message.get("ended", "")):
                     break
-            why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
+            why = GARBLED.format(name) if garbled else ended or self._describe_exit()
             raise self._failure(why) from ChildProcessError()
         finally:
             if not ended:
@@ -117,13 +117,13 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             channel.end.close()
 
     def close(self) -> None:
-        """End the process and its children, for good."""
+        """End the server and its children; it cannot be started again."""
         with self._lock:
             self._closed = True
             self._stop()
 
     def _fork(self, module: str, name: str, hint: Sequence[str]) -> tuple[int, Channel]:
-        """Ask for a fork; return its number, and the channel to it."""
+        """Ask the server to fork a child; return the child's number and the channel to it."""
         with self._lock:
             self._number += 1
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
@@ -131,8 +131,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             with there:
                 given = [there.fileno(), *([2] if os.environ.get("MEMCALC_DEBUG") else [])]
                 try:
-                    if not self._sent(message, given) and not self._sent(message, given):
-                        raise self._failure(self._how_it_ended())
+                    if not self._submit(message, given) and not self._submit(message, given):
+                        raise self._failure(self._describe_exit())
                 except BaseException:
                     here.close()
                     raise
@@ -148,13 +148,13 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                 if "ended" in message:
                     return
 
-    def _place(self) -> dict[str, Any]:
-        """Return where a child works: variables, folder and import path of this process."""
+    def _child_settings(self) -> dict[str, Any]:
+        """Return the environment variables, current folder and sys.path for a child."""
         given = {name: text for name, text in self.environment.items() if _is_utf8(name + text)}
-        return {"environment": given, "folder": folder(), "path": [*self._first, *_path()]}
+        return {"environment": given, "folder": folder(), "path": [*self._first, *_sys_path()]}
 
-    def _how_it_ended(self) -> str:
-        """Say in one sentence how the process ended, or that it does not answer."""
+    def _describe_exit(self) -> str:
+        """Say in one sentence how the server ended, or that it does not answer."""
         code, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,7 +162,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             noise = read_end(self._noise)
         return ending("process that starts the runs", code, kills=self._kills, noise=noise)
 
-    def _answer_in(self, message: dict[str, Any], name: str) -> dict[str, Any]:
+    def _unpack_answer(self, message: dict[str, Any], name: str) -> dict[str, Any]:
+        """Return the answer in a child's message, or raise the error that it reports."""
         answer = message.get("answer")
         if isinstance(answer, dict):
             return answer
@@ -171,8 +172,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             raise UsageError(sentence)
         raise self._failure(sentence)
 
-    def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
-        """Send to the process; ``False``: it was dead, and the next call starts another."""
+    def _submit(self, message: dict[str, Any], given: list[int]) -> bool:
+        """Send a request to the server, started if needed; return False if it has died."""
         if self._closed:
             raise self._failure("The process that starts the runs was closed.")
         if self._process is not None and self._process.poll() is not None:
@@ -189,6 +190,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         return True
 
     def _start(self) -> None:
+        """Connect to the server that ``MEMCALC_WARM`` names, or start one."""
         known = "" if self._first else self.environment.get(WARM)
         try:
             if known:
@@ -209,6 +211,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             raise self._failure(f"Cannot start a process: {error.strerror}.") from None
 
     def _stop(self) -> None:
+        """Close the control socket, and end the server process if this one started it."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -231,7 +234,7 @@ def launch(
     noise: int,
     first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a server, which dies with this process; folders of ``first`` lead its import path.
+    """Start a fork server, which dies with this process; ``first`` leads its import path.
 
     ``control``: a connected socket for requests, or one that listens for clients; ``noise``: the
     descriptor that its standard error goes to.
@@ -251,7 +254,7 @@ def launch(
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
         pass_fds=[control.fileno()],
-        env={**environment, "PYTHONPATH": os.pathsep.join([*first, *_path()])},
+        env={**environment, "PYTHONPATH": os.pathsep.join([*first, *_sys_path()])},
         # Ctrl-C at a terminal reaches this process only.
         start_new_session=True,
     )
@@ -267,7 +270,7 @@ def _messages(
     interval: float = math.inf,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a child and its server, until both are gone."""
+    """Yield messages from a child's socket until it closes, or raise TimeoutError."""
     while True:
         left = min(deadline - time.monotonic(), interval)
         if deadline <= time.monotonic():
@@ -286,10 +289,10 @@ def _messages(
         tick()
 
 
-def _hear(
+def _handle_event(
     message: dict[str, Any], heard: Callable[[dict[str, Any]], None], channel: Channel
 ) -> None:
-    """Deliver an event, and let a waiting child continue."""
+    """Pass an event to the callback ``heard``, and let a waiting child continue."""
     heard(message["event"])
     if message.get("waits"):
         _send(channel, {"go": True})
@@ -303,7 +306,7 @@ def _send(channel: Channel, message: dict[str, Any]) -> None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether a text can be sent; a variable such as ``OLDPWD`` may hold any bytes."""
+    """Return True if a text is valid UTF-8; a variable such as ``OLDPWD`` may hold any bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -311,7 +314,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _path() -> list[str]:
+def _sys_path() -> list[str]:
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 

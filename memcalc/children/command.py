@@ -26,7 +26,7 @@ _POLLS = 0.01
 def start(
     command: Sequence[str], folder: Path | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a command of which no process outlives this one; ``end`` ends it.
+    """Start a command under a keeper that ends all its processes when this process ends.
 
     Args:
         command: what to run.
@@ -63,7 +63,7 @@ def start(
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """End a started command, and wait until all its processes have ended."""
+    """Terminate a command that ``start`` started, and wait until all its processes have ended."""
     process.terminate()
     # After Ctrl-C a process that is left as a context is not waited for.
     process.wait()
@@ -71,7 +71,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def _await_keepers(process: subprocess.Popen[Any]) -> None:
-    """Wait for the keeper that is left where one was killed; both are in a group of their own."""
+    """Wait until no process is left in the process group of a command's keepers."""
     with contextlib.suppress(ProcessLookupError):
         while True:
             os.killpg(process.pid, 0)
@@ -81,7 +81,7 @@ def _await_keepers(process: subprocess.Popen[Any]) -> None:
 def run(
     command: Sequence[str], folder: Path | None = None, timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a command to its end; other arguments and errors as for ``start``.
+    """Run a command to its end and return its exit code and output; arguments as for ``start``.
 
     Raises:
         subprocess.TimeoutExpired: it took more seconds than ``timeout``, and was ended.
@@ -98,7 +98,7 @@ def run(
 
 @contextlib.contextmanager
 def vanishing(folder: Path) -> Iterator[None]:
-    """Let another process remove a folder if this process dies in this context."""
+    """Let another process remove a folder if this process dies in the context."""
     lock = keeper.lock(folder)
     try:
         with subprocess.Popen(
@@ -117,7 +117,7 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """Make a folder for one run, and remove it; folders of killed runs are removed too."""
+    """Yield a new folder for one run and remove it afterwards, and folders of killed runs."""
     folder = _make_folder()
     try:
         with vanishing(folder):
@@ -133,11 +133,11 @@ def own_folder() -> Iterator[Path]:
 
 
 def _make_folder() -> Path:
-    """Make a folder in the cache, or else where temporary ones are."""
+    """Make a run's folder in the cache, or in the temporary folder if the cache has no room."""
     try:
         runs = cache.folder().absolute() / "runs"
         runs.mkdir(parents=True, exist_ok=True)
-        _sweep(runs)
+        _remove_stale_folders(runs)
         if _free(runs) < min(_ROOM, _free(tempfile.gettempdir())):
             raise OSError
         return Path(tempfile.mkdtemp(dir=runs))
@@ -146,11 +146,12 @@ def _make_folder() -> Path:
 
 
 def _free(folder: Path | str) -> int:
+    """Return the free bytes of the disk that a folder is on."""
     return shutil.disk_usage(folder).free
 
 
-def _sweep(runs: Path) -> None:
-    """Remove folders whose process is gone, as after a loss of power."""
+def _remove_stale_folders(runs: Path) -> None:
+    """Remove the folders of runs whose process is gone, as after a loss of power."""
     for folder in runs.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _SETTLES:

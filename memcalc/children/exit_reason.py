@@ -33,7 +33,7 @@ def oom_kills() -> int | None:
 def ending(
     name: str, code: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
 ) -> str:
-    """Return why a process, named by its work, ended without an answer.
+    """Return a sentence on how a process ended without an answer: its exit code or signal.
 
     ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` of before;
     ``where`` is its last place, as breadcrumbs say it; of its ``noise`` on standard error the last
@@ -49,7 +49,7 @@ def ending(
 
 
 def serialize_error(error: BaseException, name: str, where: str) -> dict[str, Any]:
-    """Return an error as a message to who asked: one sentence and its exit code."""
+    """Return an error as a message to the asking process: one sentence and its exit code."""
     if os.environ.get("MEMCALC_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
@@ -73,7 +73,7 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
 
 
 def read_end(descriptor: int) -> str:
-    """Return the last 64 KiB written to a file, or empty for a terminal or pipe."""
+    """Return the last 64 KiB written to a file as text, or empty for a terminal or pipe."""
     try:
         size = os.fstat(descriptor).st_size
         return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
@@ -82,6 +82,7 @@ def read_end(descriptor: int) -> str:
 
 
 def _describe_kill(number: int, kills: int | None) -> str:
+    """Name the signal that ended a process, or say that the kernel had no memory left."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     if name != "SIGKILL":
         return f"ended by {name}"
@@ -112,7 +113,7 @@ def advice(error: BaseException | None) -> str:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and the errors that led to it, each once: they may lead to one another."""
+    """Yield an error and the errors that led to it (cause or context), each once."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -121,7 +122,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def format_error(error: object, show: Callable[[object], str] = str) -> str:
-    """Return the text of an error, also if its own code for that fails."""
+    """Return the text of an error by ``show``, or a fixed text if that raises."""
     try:
         return show(error)
     except (Exception, SystemExit):

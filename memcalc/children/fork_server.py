@@ -28,7 +28,7 @@ _LONGEST = 1 << 16
 
 
 def main(control: int, asker: int) -> None:
-    """Fork children until the client closes."""
+    """Run the fork server: fork children on request until the last client closes."""
     # What is imported here stays: looking for garbage in it takes a sixth of the time of importing.
     gc.disable()
     server = _Server(asker)
@@ -77,17 +77,18 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._alarm[1], warn_on_full_buffer=False)
         self._selector.register(self._alarm[0], selectors.EVENT_READ, self._reap)
-        signal.signal(signal.SIGUSR1, lambda *_: self._leave_without(asker))
+        signal.signal(signal.SIGUSR1, lambda *_: self._leave_if_orphaned(asker))
         die_with(asker, signal.SIGUSR1)
 
     def open(self, door: socket.socket) -> None:
-        """Listen to one who asks, or to a socket on which askers arrive."""
+        """Handle requests of a connected client, or accept clients of a listening socket."""
         arrivals = door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         does = self._accept if arrivals else self._receive
         self._selector.register(door, selectors.EVENT_READ, does)
         self._askers += 1
 
     def serve(self) -> None:
+        """Handle requests and exits until the last client has closed."""
         while self._askers:
             for key, _ in self._selector.select():
                 if (
@@ -96,17 +97,19 @@ class _Server:
                     key.data(key.fileobj)
 
     def leave(self) -> NoReturn:
+        """Kill all children and exit."""
         try:
             self._end(list(self._living))
         finally:
             os._exit(0)
 
-    def _leave_without(self, asker: int) -> None:
-        """Exit if the asker has ended; the kernel also signals the end of one of its threads."""
+    def _leave_if_orphaned(self, asker: int) -> None:
+        """Exit if the parent is gone; the kernel also signals the end of one of its threads."""
         if os.getppid() != asker:
             self.leave()
 
     def _accept(self, door: socket.socket) -> None:
+        """Accept a client of this user; close the connection of any other."""
         arrived = door.accept()[0]
         if is_of_this_user(arrived):
             self.open(arrived)
@@ -114,7 +117,7 @@ class _Server:
             arrived.close()
 
     def _receive(self, control: socket.socket) -> None:
-        """Handle a request; a child may write anything to its socket."""
+        """Read a request to fork or end a child from a control socket, and carry it out."""
         try:
             line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 2)
         except ConnectionError:
@@ -141,6 +144,7 @@ class _Server:
             self._end([pid for pid, one in self._living.items() if one.asker is control])
 
     def _fork(self, asker: socket.socket, request: _Request, given: list[int]) -> None:
+        """Import what a job needs, then fork a child that answers one request."""
         if not self._living:
             # Imports of compiled code let no handler run, for seconds on a machine under load.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -175,7 +179,7 @@ class _Server:
         self._living[pid] = one
 
     def _run_child(self, one: _Child, control: socket.socket, module: str) -> NoReturn:
-        """Answer one question in the child, and end it."""
+        """Run in the new child: answer one request and exit."""
         try:
             server = os.getppid()
             signal.set_wakeup_fd(-1)
@@ -222,6 +226,7 @@ class _Server:
                 self._handle_exit(pid, status)
 
     def _end(self, pids: list[int]) -> None:
+        """Kill children by process ID, and report how each ended."""
         for pid in pids:
             _kill_group(pid)
         for pid in pids:
@@ -236,7 +241,7 @@ class _Server:
         self._report_exit(one, ending(one.name, code, kills=one.kills, where=where, noise=noise))
 
     def _report_exit(self, one: _Child, sentence: str) -> None:
-        """Tell who asked how a child ended; whoever does not listen sees the socket's end."""
+        """Send the process that asked a sentence on a child's end, and close its sockets."""
         one.end.setblocking(False)
         with contextlib.suppress(OSError):
             # A child that died while it spoke left half a line.

@@ -12,6 +12,9 @@ A keeper keeps a second one, which keeps the command: when either is killed, the
 ``python keeper.py FOLDER`` removes the folder when its owner and all keepers are gone: each holds
 a lock on it.
 
+``python keeper.py OWNER MARK`` asks all processes with a mark (``NAME=value``) in their environment
+to end when its owner is gone.
+
 It imports only what starts in a few milliseconds.
 """
 
@@ -31,7 +34,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 def lock(folder: str | os.PathLike[str], how: int = fcntl.LOCK_SH) -> int:
-    """Lock a folder against its removal, until the descriptor that is returned is closed.
+    """Lock a folder against removal until the returned descriptor is closed.
 
     Raises:
         OSError: it is gone, or being removed.
@@ -46,7 +49,7 @@ def lock(folder: str | os.PathLike[str], how: int = fcntl.LOCK_SH) -> int:
 
 
 def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoReturn:
-    """Run a command and end as it ends; end it with its owner."""
+    """Run a command and exit with its code; end it if its owner, the parent process, dies."""
     if folder:
         lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Until this process ends.
     # Signals wait until they are asked for: none comes between two lines.
@@ -61,12 +64,12 @@ def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoR
         owner, started = os.getpid(), os.fork()
         if started:
             os.close(status)
-            _end_with(started, ends, folder)
-    _become(command, owner, group, status)
+            _exit_with_child(started, ends, folder)
+    _exec_command(command, owner, group, status)
 
 
-def _end_with(started: int, ends: signal.Signals, folder: str) -> NoReturn:
-    """Wait for a child, and end as it does; SIGTERM is passed on to it as the signal ``ends``."""
+def _exit_with_child(started: int, ends: signal.Signals, folder: str) -> NoReturn:
+    """Wait for a child and exit with its code; pass SIGTERM on to it as the signal ``ends``."""
     ended = None
     while ended is None:
         if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
@@ -74,11 +77,11 @@ def _end_with(started: int, ends: signal.Signals, folder: str) -> NoReturn:
         ended = _reap(started)
     _end_children()
     run_then(folder)
-    _end_like(os.waitstatus_to_exitcode(ended))
+    _exit_with_code(os.waitstatus_to_exitcode(ended))
 
 
 def _reap(awaited: int) -> int | None:
-    """Wait for all children that have ended; returns how the awaited one has, or None."""
+    """Wait for all children that have ended; return the status of one of them, or None."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -86,8 +89,8 @@ def _reap(awaited: int) -> int | None:
     return found
 
 
-def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:
-    """Replace this process by the command, which the kernel kills when its keeper is killed."""
+def _exec_command(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:
+    """Replace this process by a command, which the kernel kills when its keeper dies."""
     try:
         os.setpgid(0, group)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITS_FOR)
@@ -106,7 +109,7 @@ def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> N
 
 def _end_children() -> None:
     """Kill all children, and then theirs, which become children of this process."""
-    while found := _children():
+    while found := _list_children():
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -115,7 +118,7 @@ def _end_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def _children() -> list[int]:
+def _list_children() -> list[int]:
     found, own = [], str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -127,7 +130,7 @@ def _children() -> list[int]:
 
 
 def run_then(folder: str, *arguments: str) -> bool:
-    """Run ``then.py`` of a folder once, when a command has ended; returns False if it fails.
+    """Run the file ``then.py`` of a folder, if there is one; return False if it fails.
 
     It needs the other files of the folder.
     """
@@ -140,8 +143,8 @@ def run_then(folder: str, *arguments: str) -> bool:
     return True
 
 
-def _end_like(code: int) -> NoReturn:
-    """End with an exit code, or by a signal where it is negative."""
+def _exit_with_code(code: int) -> NoReturn:
+    """Exit with a code, or kill this process by the signal of a negative code."""
     if code < 0:
         import resource
 
@@ -154,7 +157,7 @@ def _end_like(code: int) -> NoReturn:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder; the kernel leaves some in it that their owner cannot look into."""
+    """Delete a folder with all in it, also folders that their owner cannot read."""
     import shutil
 
     for path, folders, _ in os.walk(folder):
@@ -173,17 +176,31 @@ def remove(folder: str) -> None:
 
 
 def remove_ownerless(folder: str) -> None:
-    """Wait until no process has a lock on a folder, and remove it."""
+    """Wait until no process has a lock on a folder, run its ``then.py``, and delete it."""
     number = lock(folder, fcntl.LOCK_EX)
     if run_then(folder):
         remove(folder)
     os.close(number)
 
 
+def end_marked(owner: int, mark: str) -> None:
+    """Wait until the owner is gone, and send SIGTERM to all processes with a mark."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITS_FOR)
+    _prctl(_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == owner:
+        signal.sigwait({signal.SIGTERM})
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if mark.encode() in file.read().split(b"\0"):
+                os.kill(int(name), signal.SIGTERM)
+
+
 if __name__ == "__main__":
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         if len(sys.argv) == 2:
             remove_ownerless(sys.argv[1])
+        elif len(sys.argv) == 3:
+            end_marked(int(sys.argv[1]), sys.argv[2])
         else:
             keep(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
     sys.exit(1)

@@ -35,12 +35,12 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def select(shell: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a child that answers for code that memcalc knows."""
+    """Keep only the shell's variables for paths, locale, caches and network access."""
     return {name: value for name, value in shell.items() if _NEEDED.fullmatch(name)}
 
 
 def without_settings(shell: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a child that runs a user's code, without the libraries'."""
+    """Drop the settings of training libraries and CUDA from the shell's variables."""
     return {
         name: value
         for name, value in shell.items()
@@ -49,7 +49,7 @@ def without_settings(shell: Mapping[str, str]) -> dict[str, str]:
 
 
 def left_out(shell: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of a shell's variables that could change a figure and no child gets."""
+    """List the shell's settings of training libraries that children do not get, sorted."""
     return tuple(
         name
         for name, value in sorted(shell.items())
@@ -60,7 +60,7 @@ def left_out(shell: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def numbered_gpus(shell: Mapping[str, str], count: int) -> dict[str, str]:
-    """Return the variables with ``CUDA_VISIBLE_DEVICES``, if it is set, naming simulated GPUs.
+    """Set ``CUDA_VISIBLE_DEVICES``, if the shell sets it, to as many GPUs as are simulated.
 
     A script may count the entries of the variable.
     """

@@ -75,10 +75,10 @@ class _Verbs(TyperGroup):
         self.commands: Any = dict.fromkeys(VERBS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb; a model or a recipe in its place is estimated."""
+        """Return the command of a verb; a model or recipe in its place means ``estimate``."""
         first, *rest = args
         if first == "version":
-            _tell_version(True)
+            _print_version(True)
         if first == "help" and not rest:
             typer.echo(ctx.get_help())
             raise typer.Exit
@@ -94,6 +94,7 @@ class _Verbs(TyperGroup):
         return read_plainly(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb's module and return its command, or None for an unknown verb."""
         if cmd_name not in VERBS:
             return None
         home, name = _HOMES.get(cmd_name, (cmd_name, "command"))
@@ -105,13 +106,13 @@ class _Verbs(TyperGroup):
 
 
 def _is_model(word: str) -> bool:
-    """Return True for the name of a model, and for an existing recipe or config."""
+    """Return True for a bundled model, a hub name with a slash, or an existing file."""
     from memcalc.catalog import models
 
     return "/" in word or os.path.exists(word) or models.find_shipped_config(word) is not None
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"memcalc {__version__}")
         raise typer.Exit
@@ -133,11 +134,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_tell_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a verb."""
+    """Accept the options that stand before a verb."""
 
 
 app = typer.main.get_group(_app)

@@ -52,7 +52,7 @@ def command(
     Exit codes: 0 all budgets hold; 1 over budget; 2 the files or options are not understood, or
     hold no budget; 3 could not tell.
     """
-    _check_alone(measure=measure, saved=saved, device=device, steps=steps)
+    _check_options(measure=measure, saved=saved, device=device, steps=steps)
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
     question = Question(
@@ -66,7 +66,7 @@ def command(
         update=update_baseline,
     )
     try:
-        report = _judge(files or [discover(Path.cwd())], question, suggest, save)
+        report = _judge_files(files or [discover(Path.cwd())], question, suggest, save)
         code = exit_code(report, exit_zero=exit_zero)
         for path, kind in written.items():
             deliver(kind, path, checked.blocks(report), **writers(report, code))
@@ -80,8 +80,8 @@ def command(
     raise typer.Exit(code)
 
 
-def _check_alone(*, measure: bool, saved: object, device: object, steps: object) -> None:
-    """Refuse options that do not go together."""
+def _check_options(*, measure: bool, saved: object, device: object, steps: object) -> None:
+    """Raise UsageError for options that contradict each other."""
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
     alone = {"--device": device, "--steps": steps}
@@ -89,7 +89,8 @@ def _check_alone(*, measure: bool, saved: object, device: object, steps: object)
         raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
 
 
-def _judge(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
+def _judge_files(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
+    """Read budget files and judge their runs, showing progress; save the runs if asked."""
     with contextlib.ExitStack() as stack:
         if suggest:
             from memcalc.budgets.remedies import Adviser
@@ -113,7 +114,7 @@ def _judge(files: list[Path], question: Question, suggest: bool, save: Path | No
 
 
 def _append_summary(report: Report, format: str) -> None:
-    """Show a report in GitHub's format on the page that GitHub has for the job."""
+    """Append the report as Markdown to GitHub's job summary, in the github format."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if not summary or format != "github":
         return

@@ -20,7 +20,7 @@ ALL = "memcalc.all"
 
 
 def show_all_options(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help with every option and leave, if that is wanted."""
+    """Print the help with every option and exit, if wanted (``--help-all``)."""
     if wanted:
         ctx.meta[ALL] = True
         typer.echo(ctx.get_help())
@@ -35,7 +35,7 @@ class Command(TyperCommand):
         return read_plainly(super().get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the verb's own options, then the plan's: by group, or the common ones."""
+        """Write the help of a verb's own options, then of a plan's: the common ones or all."""
         groups: dict[str, list[tuple[str, str]]] = {}
         left = 0
         for param in self.get_params(ctx):
@@ -56,7 +56,7 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write examples."""
+        """Write the examples at the end of the help."""
         if self.epilog:
             with formatter.section("Examples"):
                 for example in self.epilog.splitlines():

@@ -20,7 +20,7 @@ def command(shell: str) -> None:
 
 
 def answer(instruction: str) -> int:
-    """Answer a shell's completion request; return the exit code."""
+    """Print completions for a shell's request, or its script; return the exit code."""
     from typer import completion
 
     from memcalc.cli.app import COMPLETE, app

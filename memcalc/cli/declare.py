@@ -13,7 +13,7 @@ import typer
 from memcalc.cli import offers
 from memcalc.cli.app import HELP
 from memcalc.cli.command import Command, say, show_all_options
-from memcalc.cli.output import Output, formats, join_names
+from memcalc.cli.output import Output, formats, join_names, refuse_to_replace
 from memcalc.cli.table import find_row, read_table
 from memcalc.cli.values import VALUES, Value, find_value
 from memcalc.dialects import FILES
@@ -36,7 +36,7 @@ _NAMED |= {"lora": "r=16", "rank": "N", "transformers": "VERSION", **dict.fromke
 def verb(
     *examples: str, fetches: bool = False, starts_command: bool = False, settings_of: Any = None
 ) -> Callable[[Callable[..., None]], Command]:
-    """Make a command of a function.
+    """Return a decorator that makes a typer command of a function, with options.toml's options.
 
     Args:
         examples: what may be typed, for the end of its help.
@@ -53,18 +53,19 @@ def verb(
         if writes:
             del asked["output"]
             asked |= {one.name: one for one in _OUTPUT}
-        own = {key: _declare(name, one) for key, one in asked.items()}
-        plan = _plan_parameters() if own.pop("settings", None) is not None else []
-        added = [_declare(name, _switch("offline"))] if fetches else []
+        own = {key: _declare_option(name, one) for key, one in asked.items()}
+        plan = _make_plan_parameters() if own.pop("settings", None) is not None else []
+        added = [_declare_option(name, _make_flag("offline"))] if fetches else []
         shown = [*plan[:1], *own.values(), *plan[1:], *added]
         names = {one.name for one in shown}
-        switches = [] if starts_command else [s for s in _switches() if s.setting in names]
+        switches = [] if starts_command else [s for s in _read_switches() if s.setting in names]
 
         @functools.wraps(function)
         def run(**typed: Any) -> None:
             if typed.pop("offline", False):
                 stay_offline()
             typed.pop("help_all", None)
+            refuse_to_replace(typed.get("output"), typed.values())
             for switch in switches:
                 if typed.pop(switch.name):
                     typed[switch.setting] = switch.take()
@@ -90,7 +91,7 @@ def verb(
 
 
 class _Switch(NamedTuple):
-    """A switch of other tools, such as ``--fp16``, in place of an option of ours."""
+    """A switch of other tools, such as ``--fp16``, that sets an option of memcalc."""
 
     typed: str
     setting: str
@@ -102,12 +103,12 @@ class _Switch(NamedTuple):
         return self.typed.removeprefix("--")
 
     def declare(self) -> Parameter:
-        """Return the hidden parameter."""
+        """Return the switch as a hidden boolean parameter."""
         told = typer.Option(self.typed, hidden=True)
-        return _switch(self.name).replace(annotation=Annotated[bool, told])
+        return _make_flag(self.name).replace(annotation=Annotated[bool, told])
 
     def take(self) -> str:
-        """Return the value of our option, and say which half is meant."""
+        """Return the option's value; print a note if the switch means autocast."""
         if (half := self.value.removeprefix("amp-")) != self.value:
             say(
                 f"memcalc: {self.typed} is taken as --{self.setting} {self.value} (fp32 weights, "
@@ -116,7 +117,7 @@ class _Switch(NamedTuple):
         return self.value
 
 
-def _switches() -> Iterable[_Switch]:
+def _read_switches() -> Iterable[_Switch]:
     for typed, ours in read_table().switches.items():
         option, value = ours.split()
         yield _Switch(typed, option.removeprefix("--"), value)
@@ -126,37 +127,37 @@ def _parameters(function: Callable[..., None]) -> Iterable[Parameter]:
     return inspect.signature(function, eval_str=True).parameters.values()
 
 
-def _as_declared(parameter: Parameter) -> Value:
-    """Return the form of a value by its parameter's type: a path, or a text."""
+def _value_by_type(parameter: Parameter) -> Value:
+    """Return how to read a parameter's value by its annotation: as a path, or as text."""
     path = "Path" in str(parameter.annotation)
     return Value("PATH", lambda _, text: Path(text)) if path else VALUES["text"]
 
 
-def _switch(name: str) -> Parameter:
+def _make_flag(name: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=bool)
 
 
-def _optional(name: str, annotation: Any) -> Parameter:
+def _make_optional(name: str, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 _OUTPUT = (
-    _optional("format", str | None),
-    _optional("output", Path | None),
-    _switch("verbose"),
+    _make_optional("format", str | None),
+    _make_optional("output", Path | None),
+    _make_flag("verbose"),
 )
 """The options that make an ``Output``, in its order."""
 
 
 def _set_parameters(function: Callable[..., None], parameters: Iterable[Parameter]) -> None:
-    """Make these the parameters of a function, as typer reads them."""
+    """Replace a function's signature by these parameters, which typer reads."""
     named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__annotations__ = {one.name: one.annotation for one in named}
 
 
-def _declare(verb_name: str, parameter: Parameter) -> Parameter:
-    """Return a function's parameter with its row of the table."""
+def _declare_option(verb_name: str, parameter: Parameter) -> Parameter:
+    """Return a function's parameter annotated with its typer option from options.toml."""
     name = parameter.name
     if name == "settings":
         return parameter
@@ -168,20 +169,20 @@ def _declare(verb_name: str, parameter: Parameter) -> Parameter:
         if row.kinds:
             listed = {one: None for kind in row.kinds.split() for one in formats(kind)}
             words = f"{join_names(list(listed))}."
-        value = find_value(row.value) if row.value else _as_declared(parameter)
+        value = find_value(row.value) if row.value else _value_by_type(parameter)
         metavar = row.metavar or row.argument or value.metavar
         names = row.names.split(" ")
         more: dict[str, Any] = {"help": words, "metavar": metavar}
         if parameter.annotation is not bool:
-            more["parser"] = functools.partial(_parse, names[0] or name, value, metavar)
+            more["parser"] = functools.partial(_parse_value, names[0] or name, value, metavar)
         told = (
             typer.Option(*names, **more) if names[0] else typer.Argument(show_default=False, **more)
         )
     return parameter.replace(annotation=Annotated[parameter.annotation, told])
 
 
-def _parse(name: str, value: Value, metavar: str, text: Any) -> Any:
-    """Read an option's text; the name of another option is no value."""
+def _parse_value(name: str, value: Value, metavar: str, text: Any) -> Any:
+    """Parse an option's text; raise UsageError if the text is another option's name."""
     if not isinstance(text, str):
         return text  # A default is a value already.
     if name.startswith("-") and _OPTION.match(text):
@@ -190,7 +191,7 @@ def _parse(name: str, value: Value, metavar: str, text: Any) -> Any:
 
 
 def plan_option(field: Field) -> Any:
-    """Return the option of a plan's field."""
+    """Return the typer option of a plan's field."""
     several = "Several: a comma list." if field.name in SEVERAL and not field.typed else ""
     words = " ".join(filter(None, (field.help, field.typed, several)))
     if field.kind is bool:
@@ -203,14 +204,14 @@ def plan_option(field: Field) -> Any:
         f"--{field.option}",
         help=words,
         metavar=metavar,
-        parser=functools.partial(_parse, f"--{field.option}", VALUES["text"], metavar),
+        parser=functools.partial(_parse_value, f"--{field.option}", VALUES["text"], metavar),
         autocompletion=offers.find_offer(field),
         rich_help_panel=field.group,
     )
 
 
-def _plan_parameters() -> list[Parameter]:
-    """Return a parameter for each field of a plan, and for the files and help that go with them."""
+def _make_plan_parameters() -> list[Parameter]:
+    """Return typer parameters for all fields of a plan, ``--plan`` and ``--help-all``."""
     found = []
     for field in FIELDS.values():
         kind: Any = list[str] if field.repeats else bool if field.kind is bool else str
@@ -225,10 +226,10 @@ def _plan_parameters() -> list[Parameter]:
             told = plan_option(field)
         else:
             continue
-        found.append(_optional(field.name, Annotated[kind | None, told]))
-    found.append(_declare("", _optional("plan_file", Path | None)))
+        found.append(_make_optional(field.name, Annotated[kind | None, told]))
+    found.append(_declare_option("", _make_optional("plan_file", Path | None)))
     shown = typer.Option(
         "--help-all", help="", hidden=True, is_eager=True, callback=show_all_options
     )
-    found.append(_switch("help_all").replace(annotation=Annotated[bool, shown]))
+    found.append(_make_flag("help_all").replace(annotation=Annotated[bool, shown]))
     return found

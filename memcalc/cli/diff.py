@@ -37,19 +37,20 @@ def command(
 
     out = Output(format, output).choose_format("difference")
     files = [(text, read_result(text)) for text in (before, now)]
-    asked = [_plan(t) if d is None else only_prediction(d, Path(t)) for t, d in files]
+    asked = [_parse_plan(t) if d is None else only_prediction(d, Path(t)) for t, d in files]
     for one in asked:
         if isinstance(one, Plan) and not one.command:
             check(one)
     answers = Answers(use_cache=not no_cache)
     with progress("comparing") as steps:
-        first = _chapter(asked[0], answers)
+        first = _load_chapter(asked[0], answers)
         steps.at(1, 2)
-        found = difference(first, _chapter(asked[1], answers))
+        found = difference(first, _load_chapter(asked[1], answers))
     out.deliver(found, top=top)
 
 
-def _chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
+def _load_chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
+    """Return the report part of a saved prediction, or of a plan, which is traced."""
     return (
         chapter_of_saved(asked, answers)
         if isinstance(asked, Prediction)
@@ -57,7 +58,8 @@ def _chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
     )
 
 
-def _plan(text: str) -> Plan:
+def _parse_plan(text: str) -> Plan:
+    """Make the one plan of a TOML file's path or of command-line words in one text."""
     if text.endswith(".toml") and " -" not in text:
         found = make_plans(untrusted_values.toml(Path(text)))
     else:
@@ -72,7 +74,7 @@ def _plan(text: str) -> Plan:
 
 
 def _read_options(words: list[str]) -> dict[str, Any]:
-    """Return the settings that these words are on the command line of ``memcalc estimate``.
+    """Parse words as options of ``memcalc estimate`` and return the settings.
 
     Raises:
         UsageError: of typer: there is no such option.

@@ -20,14 +20,14 @@ from memcalc.units import format_bytes
 
 
 def train_script(plan: Plan) -> str:
-    """Return a plan as a script; imported here, for few ask for one."""
+    """Return a plan as the text of a training script."""
     from memcalc.advice.train_script import write
 
     return write(plan)
 
 
-def _beside_fp16(found: Prediction) -> Prediction:
-    """Add the memory of fp16 to an answer in bf16 that its GPU emulates."""
+def _compare_with_fp16(found: Prediction) -> Prediction:
+    """Add fp16's memory to a prediction in bf16 that the GPU emulates."""
     told = next((one for one in found.assumptions if one.startswith(EMULATED)), None)
     precision = "fp16" if found.plan.precision == "bf16" else "amp-fp16"
     if told is None or found.method != "trace":
@@ -82,7 +82,7 @@ def command(
         raise failed[0]
     if lengths is not None:
         found = [_replay_lengths(found[0], lengths)]
-    found = [_beside_fp16(one) for one in found] if len(found) == 1 else found
+    found = [_compare_with_fp16(one) for one in found] if len(found) == 1 else found
     out.deliver(found)
     if recipe is not None:
         write_recipe(recipe, plans[0], file)
@@ -97,7 +97,7 @@ def command(
 
 
 def _check_lengths(lengths: str, plans: list[Plan], name: str | None, method: str) -> None:
-    """Refuse lengths that cannot be replayed, before anything runs."""
+    """Raise UsageError for ``--lengths`` that cannot be replayed, before anything runs."""
     from memcalc.estimation.lengths import samples
 
     if len(plans) > 1 or name == "csv":
@@ -110,7 +110,7 @@ def _check_lengths(lengths: str, plans: list[Plan], name: str | None, method: st
 
 
 def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
-    """Replay batches of these lengths, and return the answer with their memory."""
+    """Return the prediction with its memory over batches of varying length."""
     from memcalc.estimation.lengths import run_varying_lengths
     from memcalc.records.trace import EQUAL_LENGTHS
 

@@ -65,7 +65,7 @@ def command(
     if stopped:
         raise KeyboardInterrupt
     if plot:
-        _plot(plans[0], Answers(use_cache=not no_cache, saved=kept))
+        _print_timeline(plans[0], Answers(use_cache=not no_cache, saved=kept))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
         write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output.file)
@@ -74,7 +74,7 @@ def command(
 
 
 def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
-    """Explain a log in which PyTorch says that memory ran out, where one is named."""
+    """Explain a log with PyTorch's out-of-memory error; return False if none is named."""
     from memcalc.files.oom_text import LOGS, is_oom_text, read
 
     path = Path(str(settings.get("model") or ""))
@@ -88,7 +88,7 @@ def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
 
 
 def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
-    """Return the plans of a result file in place of a model, and its runs of commands.
+    """Return plans and traced commands of a result file named as the model; else empty lists.
 
     There are no plans if a model is named.
     """
@@ -101,8 +101,8 @@ def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
     return plans_in(data, path, "explain"), traced_in(data, path)
 
 
-def _plot(plan: Plan, answers: Answers) -> None:
-    """Draw the timeline of a plan's step."""
+def _print_timeline(plan: Plan, answers: Answers) -> None:
+    """Print the memory timeline of a plan's step as text."""
     from memcalc.advice.explain.timeline import timeline
     from memcalc.estimation.engine import engine
     from memcalc.report import terminal

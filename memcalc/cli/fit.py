@@ -39,7 +39,7 @@ def command(
     out = output.choose_format("fit", beside=recipe is not None)
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
     wanted = [thing for thing, asked in more.items() if asked]
-    wanted += _axes(find, otherwise=not wanted)
+    wanted += _parse_axes(find, otherwise=not wanted)
     among = table() if output.verbose else None
     with progress(f"fitting {plan.model}") as steps:
         found, stopped = steps.answer_until_stopped(
@@ -59,8 +59,8 @@ def command(
         write_recipe(recipe, replace(plan, **size), output.file)
 
 
-def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
-    """Return the axes that ``--find`` names; without it, both unless other things are asked."""
+def _parse_axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
+    """Return the axes ``--find`` names; without it, both if ``otherwise`` is true."""
     if find is None:
         return _AXES if otherwise else ()
     named = tuple(part.strip() for part in find.split(",") if part.strip())

@@ -47,22 +47,23 @@ def command(
     _free(force)
     if arguments:
         found = None
-        prediction = _simulate([settings.pop("model"), *arguments], settings)
-    elif source is None and not settings.get("model") and (scripts := _scripts()):
-        _write(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
+        prediction = _simulate_command([settings.pop("model"), *arguments], settings)
+    elif source is None and not settings.get("model") and (scripts := _find_scripts()):
+        _publish(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
         return
     else:
-        found = _configuration(source, settings)
+        found = _find_configuration(source, settings)
         if found is not None:
             settings = merge_recipe(found, settings)
             found = replace(found, unread=settings.get("unread", ()))
-        prediction = _estimate(settings, method)
+        prediction = _estimate_plan(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
-    _write(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
+    _publish(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
 
 
-def _write(text: str, with_schema: bool) -> None:
+def _publish(text: str, with_schema: bool) -> None:
+    """Write memcalc.toml, and its schema file if asked, and print the text."""
     artifact.write(TARGET, text)
     if with_schema:
         shown = shipped.configs() / starter.SCHEMA_FILE
@@ -71,14 +72,14 @@ def _write(text: str, with_schema: bool) -> None:
     typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
 
 
-def _scripts() -> list[Path]:
-    """The scripts in this folder that train, where no configuration names a model."""
+def _find_scripts() -> list[Path]:
+    """Return this folder's training scripts, or none if a configuration names a model."""
     if any("model" in found.settings for found in detect.search(Path.cwd())):
         return []
     return detect.scripts(Path.cwd())
 
 
-def _simulate(words: list[str], settings: dict[str, Any]) -> Prediction:
+def _simulate_command(words: list[str], settings: dict[str, Any]) -> Prediction:
     """Return the prediction of a command that was typed in place of a model."""
     from memcalc.budgets.collect import simulate_command
 
@@ -97,6 +98,7 @@ def _simulate(words: list[str], settings: dict[str, Any]) -> Prediction:
 
 
 def _free(force: bool) -> None:
+    """Raise UsageError if budgets exist here already, unless forced."""
     if force:
         return
     if TARGET.exists():
@@ -108,8 +110,8 @@ def _free(force: bool) -> None:
         )
 
 
-def _configuration(source: Path | None, settings: dict[str, Any]) -> Recipe | None:
-    """The configuration named, or what this folder has where no model is named."""
+def _find_configuration(source: Path | None, settings: dict[str, Any]) -> Recipe | None:
+    """Return the configuration named, or this folder's if no model is named."""
     if source is not None:
         return detect.read(source)
     if settings.get("model"):
@@ -124,7 +126,7 @@ def _configuration(source: Path | None, settings: dict[str, Any]) -> Recipe | No
     return detect.merge(main, more[0]) if more else main
 
 
-def _estimate(settings: dict[str, Any], method: str) -> Prediction:
+def _estimate_plan(settings: dict[str, Any], method: str) -> Prediction:
     plan = make_plan(settings, "memcalc init writes a run of")
     with progress(f"estimating {plan.model}"):
         answer = next(iter(answers([plan], method=method)))

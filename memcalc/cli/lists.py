@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _named(word: str, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
-    """The rows that have a word in their name; all without one."""
+def _filter_by_name(word: str, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
+    """Return the rows whose name contains a word; raise UsageError if none does."""
     found = [row for row in rows if word.lower() in name(row).lower()]
     if not found:
         raise UsageError(f"Nothing here has {word!r} in its name: leave it out to see all.")
@@ -34,14 +34,14 @@ def models(word: str = "") -> None:
     from memcalc.units import format_count
     from memcalc.workload import tasks
 
-    wanted = _named(word, catalog.list_bundled_files(), str)
-    _row(f"{'model':44} {'params':>7}  trained for")
+    wanted = _filter_by_name(word, catalog.list_bundled_files(), str)
+    _print_row(f"{'model':44} {'params':>7}  trained for")
     for name in wanted:
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
         known = inventory.load(source, head.name)
         size = format_count(known.numel) if known is not None else ""
-        _row(f"{name:44} {size:>7}  {head.name}")
+        _print_row(f"{name:44} {size:>7}  {head.name}")
 
 
 @verb()
@@ -49,10 +49,10 @@ def optimizers(word: str = "") -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
 
-    for row in _named(word, registry.rows(), lambda row: row.name):
+    for row in _filter_by_name(word, registry.rows(), lambda row: row.name):
         rule = f"{row.rule:g}" if row.rule is not None else "n/a"
         also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
-        _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
+        _print_row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
 
 
 @verb()
@@ -61,9 +61,9 @@ def gpus(word: str = "", context: bool = False) -> None:
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
 
-    named = _named(word, catalog.table(), lambda gpu: gpu.name)
+    named = _filter_by_name(word, catalog.table(), lambda gpu: gpu.name)
     if context:
-        _contexts(named)
+        _print_contexts(named)
         return
     heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
     rows = [
@@ -80,13 +80,14 @@ def gpus(word: str = "", context: bool = False) -> None:
         typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")
 
 
-def _row(text: str) -> None:
-    """Print one entry, within a terminal's width; elsewhere on one line that can be searched."""
+def _print_row(text: str) -> None:
+    """Print one entry, folded to a terminal's width or else on one line."""
     columns = terminal_width(sys.stdout)
     typer.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
 
-def _contexts(named: Iterable["Gpu"]) -> None:
+def _print_contexts(named: Iterable["Gpu"]) -> None:
+    """Print the range of context memory of each GPU, in MiB."""
     from memcalc.catalog.contexts import ranges
     from memcalc.records.prediction import Span
     from memcalc.units import MIB
@@ -98,7 +99,9 @@ def _contexts(named: Iterable["Gpu"]) -> None:
     for gpu in (*named, None):
         held = ranges(gpu)
         name = gpu.name if gpu is not None else "any"
-        _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")
+        _print_row(
+            f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}"
+        )
 
 
 _app = typer.Typer(

@@ -42,7 +42,7 @@ def command(
     snapshot: Path | None = None,
 ) -> None:
     """Train for real, one process per run, beside the estimate."""
-    plans = _plans(settings, suite, device)
+    plans = _make_plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
     requests = [
@@ -57,7 +57,7 @@ def command(
         for plan in plans
     ]
     with keeping(output, more=more, say=say) as writer, follow() as watcher:
-        finished = _measure(requests, writer, watcher) and _estimate(
+        finished = _measure_missing(requests, writer, watcher) and _add_estimates(
             writer, watcher, plans if estimate else None
         )
         saved = writer.finish()
@@ -72,8 +72,8 @@ def command(
         raise typer.Exit(3)
 
 
-def _measure(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -> bool:
-    """Measure what the file does not have yet, failed runs again; return False if interrupted."""
+def _measure_missing(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -> bool:
+    """Measure the runs that the file does not have yet; return False if interrupted."""
     done = [run.plan for run in writer.runs if run.measurement is not None]
     again = [one for one in requests if one.plan not in done]
     anew = [one.plan for one in again]
@@ -95,8 +95,8 @@ def _measure(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -
     return True
 
 
-def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None) -> bool:
-    """Put estimates beside the runs, if these plans are to have some; False: interrupted."""
+def _add_estimates(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None) -> bool:
+    """Estimate the runs and write them again; return False if interrupted."""
     if plans is not None:
         try:
             for number, run in estimate_all(writer.runs, watcher, plans):
@@ -108,7 +108,8 @@ def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None)
     return True
 
 
-def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
+def _make_plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
+    """Return the plans to measure: of the options or of a suite file."""
     if suite is None:
         plans = make_plans(settings)
         if plans[0].engine is not None:
@@ -153,20 +154,20 @@ class _ProgressOfRuns:
         self.note = steps.note
 
     def begin(self, plan: Plan, number: int, count: int) -> None:
-        """A run starts."""
+        """Show that a run starts."""
         self._what = f"{plan.model} {plan.optim} {plan.precision}"
         self._steps.at(number, count)
         self.busy(f"{self._what}: starting")
 
     def see_phase(self, reading: PhaseReading) -> None:
-        """A phase of the run has ended."""
+        """Show the phase that has ended, and its level in MiB."""
         level = reading.allocated if reading.allocated is not None else reading.requested
         where = f"step {reading.step} {reading.phase.value}"
         known = "" if level is None else f", {format_mib(level)}"
         self.busy(f"{self._what}: {where}{known}")
 
     def end(self, run: Run) -> None:
-        """A run has ended."""
+        """Print the outcome of a run that has ended."""
         from memcalc.report.measured import line
 
         if run.error is not None:
@@ -177,6 +178,6 @@ class _ProgressOfRuns:
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """An observer of the runs that reports on standard error."""
+    """Yield a watcher that shows the progress of runs on stderr."""
     with progress("starting") as steps:
         yield _ProgressOfRuns(steps)

@@ -18,25 +18,27 @@ from memcalc.records.plan import Plan
 
 
 def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
-    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
+    """Return a decorator for a verb with a plan's options; its function gets ``settings``."""
     return verb(*examples, fetches=True, settings_of=read_settings)
 
 
 def read_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Join the repository's defaults, the plan file and the command line; the last wins.
+    """Merge the repository's defaults, the plan file and the command line; the last wins.
 
     Raises:
         UsageError: a file cannot be read, or a text is not understood.
     """
     path = given.pop("plan_file")
     written: dict[str, Any] = untrusted_values.toml(path) if path is not None else {}
-    typed = {name: _read(name, told) for name, told in given.items() if told not in (None, [], ())}
+    typed = {
+        name: _read_option(name, told) for name, told in given.items() if told not in (None, [], ())
+    }
     left = {key: value for key, value in written.items() if key.replace("-", "_") not in typed}
-    return {**_defaults({**left, **typed}), **left, **typed}
+    return {**_read_defaults({**left, **typed}), **left, **typed}
 
 
-def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the ``[defaults]`` of the repository's memcalc.toml or pyproject.toml add.
+def _read_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``[defaults]`` of the repository's budget file that add to the settings.
 
     A recipe and a preset say themselves how is trained: beside one it is the GPU alone.
     """
@@ -56,15 +58,15 @@ def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read(name: str, told: Any) -> Any:
-    """Return the value of a text, texts or a switch; several values as a list."""
+def _read_option(name: str, told: Any) -> Any:
+    """Return an option's parsed value; a comma list as a list where several are allowed."""
     if name in SEVERAL and "," in told:
         return [FIELDS[name].read(part.strip()) for part in told.split(",")]
     return FIELDS[name].read(tuple(told) if isinstance(told, list) else told)
 
 
 def make_plans(settings: dict[str, Any]) -> list[Plan]:
-    """Return a plan for each combination of the settings' values."""
+    """Make a plan for each combination of the settings' values, such as two optimizers."""
     several = {name: settings[name] for name in SEVERAL if isinstance(settings.get(name), list)}
     if settings.get("optim") in ("all", ["all"]):
         from memcalc import registry
@@ -84,7 +86,7 @@ def make_plans(settings: dict[str, Any]) -> list[Plan]:
 
 
 def make_plan(settings: dict[str, Any], what: str) -> Plan:
-    """Return the one plan of the settings; ``what`` begins the error for several.
+    """Make the only plan of the settings; ``what`` begins the error for several.
 
     Raises:
         UsageError: there are several, or one cannot be understood.

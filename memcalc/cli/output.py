@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -49,18 +50,18 @@ FORMATS = {
 
 
 def formats(kind: str) -> tuple[str, ...]:
-    """Return the names of an answer's formats."""
+    """Return the names of the formats in which a kind of answer can be written."""
     return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as a sentence ends with them: ``a, b or c``."""
+    """Join names in prose: ``a, b or c``."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
-    """Return the chosen format: by name, or by the extension of the output file.
+    """Return the output format: the named one, or the one of the output file's extension.
 
     Raises:
         UsageError: this kind of answer is not written so, or no file can be there.
@@ -86,11 +87,44 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
     return found
 
 
+_CHANGED_IN_PLACE = (".yaml", ".yml", ".sh")
+"""Recipes, which an estimate may write back."""
+_WRITTEN = "as memcalc estimates it"
+"""In the first line of the scripts that memcalc writes (train.py.j2)."""
+
+
+def refuse_to_replace(output: Any, given: Iterable[Any]) -> None:
+    """Refuse to replace a file that a command reads, or a Python file that memcalc did not write.
+
+    ``given``: what was typed for all options and arguments.
+
+    Raises:
+        UsageError: the output is such a file.
+    """
+    if not isinstance(output, Path) or not os.path.isfile(output):
+        return
+    words = (word for one in given for word in (one if isinstance(one, list | tuple) else (one,)))
+    read = [word for word in words if isinstance(word, str | Path) and word is not output]
+    wrong = ""
+    if output.suffix not in _CHANGED_IN_PLACE and any(_is_file(word, output) for word in read):
+        wrong = "this command reads it"
+    elif output.suffix == ".py" and _WRITTEN not in output.read_text("utf-8", "replace"):
+        wrong = "there is another Python file"
+    if wrong:
+        raise UsageError(f"Cannot write {output}: {wrong}; name another file.")
+
+
+def _is_file(word: str | Path, file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.path.samefile(os.path.expanduser(word), file)
+    return False
+
+
 _NARROWEST, _WIDEST = 60, 140
 
 
 def put(text: str, output: Path | None = None) -> None:
-    """Write a text to a file, or print it; signs that a terminal cannot show become escapes."""
+    """Write a text to a file, or print it with characters the terminal lacks escaped."""
     if output is not None:
         artifact.write(output, text)
         wrote(output)
@@ -100,7 +134,7 @@ def put(text: str, output: Path | None = None) -> None:
 
 
 def wrote(path: Path) -> None:
-    """Say where an answer lies now; beside the answers of others, on stderr."""
+    """Print on stderr that a file was written, unless it is a stream."""
     if not artifact.is_stream(path):
         say(f"Wrote {path}.")
 
@@ -113,19 +147,19 @@ def may_color(output: Path | None) -> bool:
 
 
 def width() -> int:
-    """Return the columns of a table: the terminal's, ``$COLUMNS``, or 100."""
+    """Return the width of a table in columns: the terminal's, ``$COLUMNS``, or 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return ``width`` for a terminal, or None for a file or pipe: lines stay whole."""
+    """Return ``width`` for a terminal, or None for a file or pipe, whose lines stay whole."""
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
-    """Print or write an answer: as blocks, or by what makes the text of the format."""
+    """Print or write an answer in a format: from blocks, or by a writer of that format."""
     from memcalc.report.blocks import markdown, terminal
 
     if name in others:
@@ -139,7 +173,7 @@ def deliver(
 
 
 class Output(NamedTuple):
-    """Where an answer goes: what --format, --output and --verbose say."""
+    """The format, file and detail of an answer: --format, --output and --verbose."""
 
     format: str | None
     """After ``choose_format`` the name of one."""
@@ -147,7 +181,7 @@ class Output(NamedTuple):
     verbose: bool = False
 
     def choose_format(self, kind: str, *, beside: bool = False) -> Self:
-        """Return this with the format of a kind of answer.
+        """Return a copy with the format that a kind of answer is written in.
 
         ``beside``: something else goes to the file, and the answer is printed.
 
@@ -159,7 +193,7 @@ class Output(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Every figure and source is shown: a file, JSON and Markdown always have them."""
+        """True if every figure and source is shown: for a file, JSON, Markdown or ``-v``."""
         return self.verbose or self.file is not None or self.format in ("json", "markdown")
 
     def deliver(

@@ -23,7 +23,7 @@ EVERY = 30.0
 
 
 class Steps:
-    """The progress of a command, which is shown nowhere."""
+    """The progress of a command; this base class shows nothing."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -31,23 +31,23 @@ class Steps:
         self.total: int | None = None
 
     def at(self, done: int, total: int | None = None) -> None:
-        """Note how many of the answers are known."""
+        """Record how many answers of how many are known."""
         self.done, self.total = done, total
 
     @property
     def known(self) -> str:
-        """The count of known answers, for the end of a line; empty without a total."""
+        """The text ``, 2 of 5`` for the end of a progress line; empty without a total."""
         return f", {self.done} of {self.total}" if self.total else ""
 
     def now(self, what: str) -> None:
-        """Name the current work."""
+        """Set the text of the current work."""
         self.what = what
 
     def row(self, text: str) -> None:
-        """Show a part of the answer before all is known."""
+        """Show a part of the answer before all is known; here a no-op."""
 
     def note(self, text: str) -> None:
-        """Print a note."""
+        """Print a note on stderr."""
         say(text)
 
     def answer_until_stopped(
@@ -56,7 +56,7 @@ class Steps:
         rows: Callable[[T], Iterable[str]],
         total: int | None = None,
     ) -> tuple[T, bool]:
-        """Return an answer, and True if Ctrl-C cut it short: then it is the last one seen.
+        """Run ``find``; return its answer, or on Ctrl-C the last partial one and True.
 
         ``find`` passes each answer so far to the function it is given; every new row of it, of
         ``total`` at most, is shown.
@@ -127,11 +127,11 @@ class _Logged(Steps):
         super().__init__(what)
         self._begun = time.monotonic()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread = threading.Thread(target=self._print_regularly, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Stop printing."""
+        """Stop the thread that prints."""
         self._over.set()
         self._thread.join()
 
@@ -140,14 +140,14 @@ class _Logged(Steps):
         if seen.fraction is None:
             say(f"memcalc: {seen.text}")
 
-    def _tell(self) -> None:
+    def _print_regularly(self) -> None:
         while not self._over.wait(EVERY):
             say(f"memcalc: {self.what}: {time.monotonic() - self._begun:.0f} s{self.known}")
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Steps]:
-    """Say what is being done, such as ``estimating gpt2``, for as long as the context lasts."""
+    """Show what is being done, such as ``estimating gpt2``, while the context lasts."""
     if not sys.stderr.isatty():
         logged = _Logged(what)
         try:

@@ -11,7 +11,7 @@ from memcalc.records.plan import Plan
 
 
 def find_recipe(settings: Mapping[str, Any]) -> str | None:
-    """Return the recipe that settings name, or None."""
+    """Return the path of the recipe file that settings name, or None."""
     named = settings.get("recipe")
     model = settings.get("model")
     if named is None and isinstance(model, str) and dialects.find(model) is not None:
@@ -20,7 +20,7 @@ def find_recipe(settings: Mapping[str, Any]) -> str | None:
 
 
 def recipe_output(settings: Mapping[str, Any], output: Path | None) -> str | None:
-    """Return the recipe that goes to an output file; None: an answer goes there.
+    """Return the recipe file to rewrite into the output file, or None if an answer goes there.
 
     Raises:
         UsageError: no file can be there.
@@ -35,7 +35,7 @@ def recipe_output(settings: Mapping[str, Any], output: Path | None) -> str | Non
 
 
 def write_recipe(file: str, plan: Plan, output: Path | None) -> None:
-    """Write a recipe with the keys changed that a plan has otherwise."""
+    """Write a recipe file's text, changed to express a plan, to a file or stdout."""
     from memcalc.catalog.rewrite import rewrite
 
     put(rewrite(file, plan), output)

@@ -69,11 +69,12 @@ def command(
             chapters = _trace_plans(make_plans(settings), answers, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
-            document = _document(data, Path(str(settings["model"])), answers, depth)
-    _write(document, name, output)
+            document = _to_document(data, Path(str(settings["model"])), answers, depth)
+    _write_document(document, name, output)
 
 
 def _to_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
+    """Return the report part of a saved answer's file."""
     data = read_result(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")
@@ -81,7 +82,7 @@ def _to_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
 
 
 def draw(traced: Traced, name: str, output: Path) -> None:
-    """Write the page, a picture or a snapshot of what was just traced."""
+    """Write a traced plan as an HTML page, a picture or a memory snapshot."""
     if name == "pickle":
         from memcalc.advice.explain.timeline import save_predicted_snapshot
         from memcalc.estimation.engine import engine
@@ -89,7 +90,7 @@ def draw(traced: Traced, name: str, output: Path) -> None:
         save_predicted_snapshot(traced, output, engine.player(traced.prediction.plan))
         wrote(output)
         return
-    _write(Document(chapters=(chapter(traced),)), name, output)
+    _write_document(Document(chapters=(chapter(traced),)), name, output)
 
 
 def _trace_plans(plans: Sequence[Plan], answers: Answers, depth: int | None) -> tuple[Chapter, ...]:
@@ -107,7 +108,8 @@ def _trace_plans(plans: Sequence[Plan], answers: Answers, depth: int | None) -> 
     return tuple(found)
 
 
-def _document(data: dict[str, Any], path: Path, answers: Answers, depth: int | None) -> Document:
+def _to_document(data: dict[str, Any], path: Path, answers: Answers, depth: int | None) -> Document:
+    """Return the contents of a report about a file of saved results."""
     from memcalc.report.saved import read
 
     if data.get("kind") == "measurements":
@@ -120,7 +122,8 @@ def _document(data: dict[str, Any], path: Path, answers: Answers, depth: int | N
     return Document(chapters=chapters)
 
 
-def _write(document: Document, name: str, output: Path) -> None:
+def _write_document(document: Document, name: str, output: Path) -> None:
+    """Write a report as an HTML page, or its main figure as a picture."""
     if name == "html":
         from memcalc.report import page
 

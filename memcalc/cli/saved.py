@@ -18,14 +18,14 @@ LAST = "last"
 
 
 def keep_last(found: Traced) -> Path | None:
-    """Keep a run for ``memcalc explain last``; return where, or None where it cannot be kept.
+    """Save a run for ``memcalc explain last``; return the file, or None if it cannot be written.
 
     Its trace is in the cache.
     """
     from memcalc.report.predictions import as_json
 
     try:
-        file = _last()
+        file = _last_path()
         file.parent.mkdir(parents=True, exist_ok=True)
         artifact.write(file, as_json([found.prediction]))
     except (OSError, UsageError):
@@ -33,16 +33,16 @@ def keep_last(found: Traced) -> Path | None:
     return file
 
 
-def _last() -> Path:
+def _last_path() -> Path:
     return cache.folder() / "last.json"
 
 
 def read_result(model: object) -> dict[str, Any] | None:
-    """Read the result in a file in place of a model, or return None for a model."""
+    """Return a result file's JSON if one is named in place of a model, else None."""
     path = locate(model)
     if path.suffix == ".pickle" and os.path.isfile(path):
         raise UsageError(f"{model} is a memory snapshot: type memcalc show {model}.")
-    if path == _last() and not path.exists():
+    if path == _last_path() and not path.exists():
         raise UsageError("No run is kept as the last: type memcalc simulate -- python train.py.")
     if model is None or path.suffix != ".json" or not os.path.isfile(path):
         return None
@@ -54,13 +54,13 @@ def read_result(model: object) -> dict[str, Any] | None:
 
 
 def locate(model: object) -> Path:
-    """Return the file that is named in place of a model; ``last`` is the last simulated run."""
+    """Return the path named in place of a model; ``last`` is the last simulated run's file."""
     path = Path(str(model))
-    return _last() if str(model) == LAST and not os.path.exists(path) else path
+    return _last_path() if str(model) == LAST and not os.path.exists(path) else path
 
 
 def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
-    """The one answer of a result file that is compared with another.
+    """Return the only prediction of a result file; raise UsageError for several.
 
     Raises:
         UsageError: it is damaged, or holds several.
@@ -76,7 +76,7 @@ def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
 
 
 def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
-    """Return the plans of a result file, to be answered again; refuse a file that names code.
+    """Return the plans of a result file, to answer again; refuse a file that names code.
 
     Plans of commands are returned too; their kept traces answer, and they never run again.
 
@@ -93,7 +93,7 @@ def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
 
 
 def traced_in(data: dict[str, Any] | None, path: Path) -> list[Traced]:
-    """Return the runs of commands in a result file, with their traces.
+    """Return the traced commands of a result file; empty for another kind of file.
 
     Raises:
         UsageError: it is damaged, or the two do not belong together.
@@ -110,7 +110,7 @@ def traced_in(data: dict[str, Any] | None, path: Path) -> list[Traced]:
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:
-    """Refuse settings for a saved answer, which has its own.
+    """Raise UsageError if settings are given beside a saved answer.
 
     Raises:
         UsageError: something is.

@@ -68,20 +68,20 @@ def command(
         _say_where_gpu_belongs(words)
     if name in formats("page") and find_server(plan) is not None:
         raise UsageError(f"An engine has no timeline for {name}: type --format json.")
-    python = _prepare(python, torch, vllm)
+    python = _prepare_environment(python, torch, vllm)
     found = simulate(replace(plan, python=python))
     if found.served is not None:
         out.deliver([found.served])
         return
     if found.traced is None:
-        _refuse(found.ending)
+        _exit_without_gpu_use(found.ending)
     _deliver(found.traced, out)
-    _say_what_became(found.ending)
+    _print_outcome(found.ending)
     raise typer.Exit(found.ending.code)
 
 
 def _deliver(found: Traced, out: Output) -> None:
-    """Print or write a run and what to type next, before the script's own exit."""
+    """Print or write a traced run, and the next command to type."""
     if out.file is not None and out.format in formats("page"):
         from memcalc.cli.report import draw
 
@@ -94,19 +94,19 @@ def _deliver(found: Traced, out: Output) -> None:
 
 
 def _tell_next(found: Traced, out: Output) -> None:
-    """Keep the run as the last one, and say what to type; beside a file, say the verdict."""
+    """Save the run as the last one and print the next command, or the verdict beside a file."""
     from memcalc.report.answer import headline
 
     if out.file is not None:
         say(f"memcalc: {headline(found.prediction).text}")
-    kept = out.file if out.file is not None and out.file.suffix == ".json" else keep_last(found)
+    kept = keep_last(found)
     if out.format in ("table", "markdown") and out.file is None and kept is not None:
         put("next: what is alive at the peak, and at which lines of the script\n")
         put("  memcalc explain last\n")
 
 
-def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:
-    """Make the environments that are named, and return the Python that runs the program.
+def _prepare_environment(python: str | None, torch: str | None, vllm: str | None) -> str | None:
+    """Install the PyTorch or vLLM named; return the Python that runs the program.
 
     The progress line ends before the program prints.
     """
@@ -122,9 +122,9 @@ def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | N
     return python
 
 
-def _refuse(ending: Ending) -> NoReturn:
-    """Say why a script put nothing on the GPU, and what to do."""
-    _say_what_became(ending, figures=False)
+def _exit_without_gpu_use(ending: Ending) -> NoReturn:
+    """Print why a script put nothing on the GPU and what to type, and exit or raise."""
+    _print_outcome(ending, figures=False)
     elsewhere = _suggest_next_command(ending)
     if ending.code:
         if elsewhere:
@@ -136,7 +136,7 @@ def _refuse(ending: Ending) -> NoReturn:
 
 
 def _say_where_gpu_belongs(command: list[str]) -> None:
-    """Warn of a GPU that is named after the script: the script gets it, and nothing is judged."""
+    """Print a warning if ``--gpu NAME`` stands after the script's name."""
     from memcalc.catalog import gpus
 
     for at, (flag, name) in enumerate(pairwise(command)):
@@ -154,7 +154,7 @@ def _say_where_gpu_belongs(command: list[str]) -> None:
 
 
 def _suggest_next_command(ending: Ending) -> str:
-    """Say what to type for a script that starts others; empty if it starts none."""
+    """Return a sentence with the command to simulate if the script starts others, or ""."""
     had = f", one with up to {format_bytes(ending.others)} of GPU memory" if ending.others else ""
     if ending.started:
         return f"It starts other programs{had}: type {to_type(ending.started)}."
@@ -163,7 +163,8 @@ def _suggest_next_command(ending: Ending) -> str:
     return f"It starts other processes{had}: run the code of one in the script's own process."
 
 
-def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
+def _print_outcome(ending: Ending, *, figures: bool = True) -> None:
+    """Print a script's failure: out of memory, exit code, or no optimizer step."""
     until_then = (
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )

@@ -58,7 +58,7 @@ def command(
     among = gpus.table() if output.verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
-    found, stopped = _find(plan, among, use_cache=not no_cache)
+    found, stopped = _find_ways(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
         _write_snippet(best.plan, program, find_recipe(settings), file)
@@ -75,7 +75,7 @@ def command(
 
 
 def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices | None:
-    """Read the price of a GPU hour, or None if no price is given."""
+    """Parse ``--price``; return None without it; raise UsageError without ``--tokens``."""
     from memcalc.advice.suggest import speed_and_price
 
     if price is None:
@@ -89,7 +89,7 @@ def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices 
 
 
 def _write_snippet(plan: Plan, program: str, recipe: str | None, output: Path | None) -> None:
-    """Write a plan as settings of a program; a recipe of that program with what changed."""
+    """Write a plan as settings of a program, or as its recipe file with changes."""
     from memcalc.advice.suggest.snippets import is_written_for, snippet
 
     if recipe is not None and is_written_for(program, recipe):
@@ -112,10 +112,10 @@ def write_scripts(found: Suggestions, output: Path) -> None:
             say(f"no script for {one.way.title}: {error}")
 
 
-def _find(
+def _find_ways(
     plan: Plan, among: Sequence[gpus.Gpu] | None, *, use_cache: bool
 ) -> tuple[Suggestions, bool]:
-    """Find ways for the plan's GPU, or cards; return whether Ctrl-C cut that short, too."""
+    """Find ways to train on the plan's GPU, or GPUs; True if Ctrl-C cut it short."""
     from memcalc.advice.suggest.gpus import cards
     from memcalc.advice.suggest.strategies import ways
     from memcalc.advice.suggest.suggest import suggest_plan

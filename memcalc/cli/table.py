@@ -26,7 +26,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
+    """The contents of options.toml."""
 
     options: dict[str, Row]
     verbs: dict[str, dict[str, Row]]
@@ -37,19 +37,19 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @functools.cache
 def read_table() -> Table:
-    """Read the file."""
+    """Read options.toml."""
     text = Path(__file__).with_name("options.toml").read_text("utf-8")
     return decode(Table, untrusted_values.parse_toml(text))
 
 
 def find_row(verb: str, name: str) -> Row:
-    """Find the row of a verb's parameter."""
+    """Return the row of options.toml for a verb's parameter."""
     table = read_table()
     return table.verbs.get(verb, {}).get(name) or table.options[name]
 
 
 def find_instead(name: str, options: Collection[str]) -> str | None:
-    """Say what to type for an option that another tool calls ``name``; None: nothing is known."""
+    """Return what to type for another tool's option ``name``, or None if unknown."""
     plain, table = name.lstrip("-").replace("_", "-").lower(), read_table()
     if "MODEL" in options and plain in table.no_effect["names"].split():
         return "it changes no memory, so leave it out"

@@ -20,17 +20,17 @@ class Value(NamedTuple):
     """Makes the value of the option's name and its text, or raises ``UsageError``."""
 
 
-def _check_type(kind: Any) -> Value:
-    """Return the form of a declared type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
+def _make_checker(kind: Any) -> Value:
+    """Return a reader of values of a type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
     metavar = {int: "N", float: "X"}.get(plain(kind), "NAME")
     return Value(metavar, lambda name, text: parse_value(name, kind, text))
 
 
 def find_value(words: str) -> Value:
-    """Return the form that a row of options.toml names; ``count 2`` is a whole number from 2."""
+    """Return the reader named in options.toml; ``count 2``: a whole number from 2."""
     name, _, least = words.partition(" ")
     if name == "count":
-        return _check_type(Annotated[int, Meta(ge=int(least), le=1 << 20)])
+        return _make_checker(Annotated[int, Meta(ge=int(least), le=1 << 20)])
     return VALUES[name]
 
 
@@ -55,11 +55,11 @@ VALUES = {
     "text": Value("TEXT", lambda _, text: text),
     "size": Value("SIZE", _read_size),
     "tokens": Value("X", _read_tokens),
-    "seconds": _check_type(Annotated[float, Meta(gt=0, le=1e9)]),
-    "method": _check_type(Method),
-    "device": _check_type(FIELDS["target"].type),
-    "program": _check_type(
+    "seconds": _make_checker(Annotated[float, Meta(gt=0, le=1e9)]),
+    "method": _make_checker(Method),
+    "device": _make_checker(FIELDS["target"].type),
+    "program": _make_checker(
         Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift", "torchtune"]
     ),
-    "shell": _check_type(Literal["bash", "zsh", "fish"]),
+    "shell": _make_checker(Literal["bash", "zsh", "fish"]),
 }

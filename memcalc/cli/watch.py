@@ -33,7 +33,7 @@ def command(words: list[str]) -> None:
     from memcalc.report.watched import view
 
     last: list[str] = []
-    with follow(os.environ) as (environment, folder), _screen() as (draw, show):
+    with follow(os.environ) as (environment, folder), _open_screen() as (draw, show):
 
         def seen(now: CommandNow) -> None:
             last[:] = view(now, read(folder), width())
@@ -48,8 +48,8 @@ def command(words: list[str]) -> None:
 
 
 @contextmanager
-def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[str], None] | None]]:
-    """Give what draws a view, and what shows a line above it; None: the command prints itself."""
+def _open_screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[str], None] | None]]:
+    """Yield functions that redraw the live view, and that print a line above it (or None)."""
     if not sys.stderr.isatty():
         yield _log_sometimes(), None
         return
@@ -66,7 +66,7 @@ def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[str], Non
 
 
 def _log_sometimes() -> Callable[[list[str]], None]:
-    """Return what prints a view every 30 seconds."""
+    """Return a function that logs the view, at most every 30 seconds."""
     import time
 
     told = time.monotonic()

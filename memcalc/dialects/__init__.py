@@ -26,18 +26,18 @@ ENDINGS = (".yaml", ".yml", ".json", ".sh")
 
 @functools.cache
 def dialects() -> dict[str, Any]:
-    """Return the modules of all formats by name; they are imported when a recipe is read."""
+    """Return the modules of all recipe formats by name, such as ``axolotl``."""
     rooms = [importlib.import_module(f"{__name__}.{room}") for room in _ROOMS]
     return {room.NAME: room for room in rooms}
 
 
 def recognise(data: Mapping[str, Any]) -> Any:
-    """Find the module of a file's format by its keys; None: it is none of these."""
+    """Return the module of a recipe's format by its keys, or None."""
     return next((one for one in dialects().values() if one.is_one(data)), None)
 
 
 def load(path: Path) -> Mapping[str, Any]:
-    """Read a file as a table of settings, or a shell script's command as one.
+    """Read a file as a table of settings, or a shell script's training command as one.
 
     Raises:
         UsageError: it cannot be read, or holds something else.
@@ -57,7 +57,7 @@ def _parse_settings(written: str, path: Path) -> Mapping[str, Any]:
 
 
 def parse(written: str, path: Path) -> tuple[Any, Mapping[str, Any]]:
-    """Read the text of a recipe as its format's module and its table of settings.
+    """Parse a recipe's text; return its format's module and its table of settings.
 
     Raises:
         UsageError: it is no recipe.
@@ -65,12 +65,12 @@ def parse(written: str, path: Path) -> tuple[Any, Mapping[str, Any]]:
     data = _parse_settings(written, path)
     dialect = recognise(data)
     if dialect is None:
-        raise _unknown(str(path))
+        raise _make_unknown_error(str(path))
     return dialect, data
 
 
 def find(name: str) -> Path | None:
-    """Find the recipe that is named in place of a model; None: it is a model's name.
+    """Return the path of a recipe file named in place of a model, or None for a model's name.
 
     Raises:
         UsageError: a file is there that looks like a recipe, and is none that is known.
@@ -85,16 +85,16 @@ def find(name: str) -> Path | None:
             # A model's config, or a file of results, whose readers say what is wrong.
             return None
     if recognise(load(path)) is None:
-        raise _unknown(name)
+        raise _make_unknown_error(name)
     return path
 
 
-def _unknown(name: str) -> UsageError:
+def _make_unknown_error(name: str) -> UsageError:
     return UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(dialects())}.")
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
-    """Read the file of a setting in ``FILES``, with other settings of a plan.
+    """Read the file that a setting names (a recipe or a launcher's file) as a recipe.
 
     Raises:
         SettingError: it cannot be read, or asks for what memcalc does not answer.

@@ -27,12 +27,12 @@ _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is accelerate's, by its keys."""
+    """Return True if a table has the keys of accelerate's YAML."""
     return "compute_environment" in data or {"distributed_type", "mixed_precision"} <= data.keys()
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read the file, with other settings of a plan.
+    """Read accelerate's YAML as settings of a plan.
 
     Raises:
         UsageError: accelerate would not take it, or it asks for what memcalc does not answer.
@@ -43,7 +43,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         raise UsageError(
             f"{file} is for compute_environment {where}: memcalc reads files for LOCAL_MACHINE."
         )
-    kind, half = _read_kind(keys), _read_half(keys)
+    kind, half = _read_kind(keys), _read_mixed_precision(keys)
     settings: dict[str, Any] = {
         "compile": _read_compile_mode(keys, kind),
         "precision": f"amp-{half}" if half is not None else None,
@@ -69,6 +69,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _read_kind(keys: Keys) -> str:
+    """Return ``distributed_type``, such as ``FSDP``, after checking it."""
     if "distributed_type" not in keys.data:
         raise UsageError(
             f"{keys.file} has no distributed_type: write one, such as MULTI_GPU or FSDP."
@@ -84,8 +85,8 @@ def _read_kind(keys: Keys) -> str:
     return kind
 
 
-def _read_half(keys: Keys) -> str | None:
-    """Return ``bf16``, ``fp16``, or None for full precision."""
+def _read_mixed_precision(keys: Keys) -> str | None:
+    """Return ``mixed_precision``: ``bf16``, ``fp16``, or None for full precision."""
     found = keys.get("mixed_precision")
     if found is None and keys.get("fp16"):
         # Of accelerate before 0.11.
@@ -102,7 +103,7 @@ def _read_half(keys: Keys) -> str | None:
 
 
 def _read_compile_mode(keys: Keys, kind: str) -> str | None:
-    """Read the mode of ``torch.compile``, and note what of it is not counted."""
+    """Return the mode of ``torch.compile`` or None; note settings that are not counted."""
     config = keys.get("dynamo_config")
     config = config if isinstance(config, dict) else {"backend": keys.get("dynamo_backend")}
     plain = {key.removeprefix("dynamo_"): value for key, value in config.items()}
@@ -122,7 +123,7 @@ def _read_compile_mode(keys: Keys, kind: str) -> str | None:
 
 
 def _read_deepspeed(keys: Keys, half: str | None, given: Mapping[str, Any]) -> Recipe:
-    """Read ``distributed_type: DEEPSPEED``, from the file that is named or from a few keys."""
+    """Read DeepSpeed's settings, from the file that is named or from accelerate's keys."""
     told, file = keys.section("deepspeed_config"), keys.file
     named = told.get("deepspeed_config_file")
     if named:
@@ -150,7 +151,7 @@ def _read_deepspeed(keys: Keys, half: str | None, given: Mapping[str, Any]) -> R
 
 
 def _read_fsdp(keys: Keys, half: str | None, world: int | None) -> dict[str, Any]:
-    """Read ``distributed_type: FSDP`` over ``world`` processes."""
+    """Read FSDP's settings as a layout and its arguments."""
     told = keys.section("fsdp_config", "fsdp_")
     version, arguments = fsdp.read(told, half)
     if str(arguments.get("sharding_strategy")).startswith("HYBRID"):
@@ -173,7 +174,7 @@ def _read_fsdp(keys: Keys, half: str | None, world: int | None) -> dict[str, Any
 
 
 def _divide_by_machine(keys: Keys, world: int | None) -> str:
-    """Return machines by GPUs of each: ``HYBRID_SHARD`` shards in a machine and copies between."""
+    """Return ``machines x GPUs of each``, the mesh of ``HYBRID_SHARD``."""
     machines = keys.count("num_machines") or 1
     if world is None or world % machines:
         raise UsageError(
@@ -185,7 +186,7 @@ def _divide_by_machine(keys: Keys, world: int | None) -> str:
 
 
 def _read_mesh(keys: Keys) -> str:
-    """Read the layout of the second version by ``parallelism_config``."""
+    """Return the layout of ``parallelism_config``, such as ``tp=2,fsdp2=4``."""
     told = keys.section("parallelism_config", "parallelism_config_")
     if (told.count("sp_size") or 1) > 1:
         raise UsageError(
@@ -205,17 +206,17 @@ _TYPES = {"": "NO", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 
 
 def name_layout(plan: Plan) -> str:
-    """Return the name of a plan's layout over GPUs; empty for one GPU."""
+    """Return the name of a plan's parallel layout without sizes; "" for one GPU."""
     return (plan.parallel or "ddp").partition("=")[0] if plan.devices > 1 else ""
 
 
 def half_precision(plan: Plan) -> str:
-    """Return the half precision of a plan that computes in one."""
+    """Return "fp16" if a plan's precision is fp16 or amp-fp16, else "bf16"."""
     return "fp16" if "fp16" in plan.precision else "bf16"
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan as the YAML of ``accelerate config``; settings of the script are left out."""
+    """Return a plan as the YAML of ``accelerate config``, without settings of the script."""
     layout = name_layout(plan)
     kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return {

@@ -41,25 +41,25 @@ _PLUGINS = {
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is axolotl's, by its keys."""
+    """Return True if a table has the keys of axolotl's YAML."""
     return "base_model" in data and ("micro_batch_size" in data or "datasets" in data)
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe.
+    """Read axolotl's YAML as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
     keys = Keys(data, file, NAME, read_format("axolotl"))
     _check_task(keys)
-    found = trainer.read_arguments(_without_other_meanings(keys), given)
+    found = trainer.read_arguments(_select_trainer_keys(keys), given)
     found |= {
         "checkpointing": keys.get("gradient_checkpointing") not in (None, False) or None,
         "precision": _read_precision(keys),
         "attention": _read_attention(keys, found.get("attention")),
         "liger": _read_liger(keys),
-        "loss_chunks": _read_chunks(keys),
+        "loss_chunks": _read_loss_chunks(keys),
         "grad_accum": _read_accumulation(keys),
         "lora": _read_lora(keys),
     }
@@ -72,8 +72,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     return keys.recipe(found)
 
 
-def _without_other_meanings(keys: Keys) -> Keys:
-    """Return the keys without those that axolotl gives another meaning than the Trainer."""
+def _select_trainer_keys(keys: Keys) -> Keys:
+    """Return the keys that mean the same in axolotl as in TrainingArguments."""
     other = ("bf16", "fp16", "tf32", "optim", "gradient_checkpointing", "use_cache",
              "resume_from_checkpoint", "use_cpu")  # fmt: skip
     data = {key: one for key, one in keys.data.items() if key not in other}
@@ -148,7 +148,7 @@ def _read_liger(keys: Keys) -> bool | None:
     return None
 
 
-def _read_chunks(keys: Keys) -> int | None:
+def _read_loss_chunks(keys: Keys) -> int | None:
     plugins = str(keys.data.get("plugins"))
     if keys.data.get("cut_cross_entropy", "CutCrossEntropy" in plugins) is True:
         keys.unread.append("how Cut Cross-Entropy differs from a loss in pieces of 256 tokens")
@@ -188,7 +188,7 @@ def _check_plugins(keys: Keys) -> None:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan; what axolotl has no word for is left out."""
+    """Return a plan as axolotl's keys, without settings that axolotl cannot express."""
     named = trainer.optimizer_name(plan)
     return {
         "base_model": plan.model,

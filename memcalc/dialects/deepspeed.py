@@ -22,11 +22,16 @@ _SWITCHES = (
     *("allgather_partitions", "contiguous_gradients", "overlap_comm", "reduce_scatter"),
     "round_robin_gradients",
 )
+_DTYPES = ("communication_data_type", "grad_accum_dtype")
 _NUMBERS_3 = (
     *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
     *("stage3_module_granularity_threshold", "stage3_param_persistence_threshold"),
     *("stage3_prefetch_bucket_size", "zero_hpz_partition_size"),
 )
+ARGUMENTS = (*_NUMBERS, *_SWITCHES, *_DTYPES, "offload")
+"""Arguments of a layout of any stage; ``offload=cpu`` keeps the optimizer's state on the host."""
+ARGUMENTS_3 = (*_NUMBERS_3, "offload_param")
+"""Arguments of stage 3 alone."""
 _FILLED = (
     "reduce_bucket_size",
     "stage3_param_persistence_threshold",
@@ -38,7 +43,7 @@ _OFF: tuple[Any, ...] = (None, False, AUTO, {})
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is DeepSpeed's, by its keys."""
+    """Return True if a table has the keys of DeepSpeed's JSON."""
     known = ("train_micro_batch_size_per_gpu", "train_batch_size", "bf16", "fp16", "optimizer")
     return "zero_optimization" in data or (
         any(isinstance(data.get(key), dict) for key in known[2:]) and known[0] in data
@@ -46,7 +51,7 @@ def is_one(data: Mapping[str, Any]) -> bool:
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read the file, with the devices and the optimizer that are given.
+    """Read DeepSpeed's JSON as settings of a plan; ``given``: devices and optimizer.
 
     Raises:
         UsageError: DeepSpeed would not take it, or it asks for what memcalc does not answer.
@@ -86,12 +91,12 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if optimizer is not None and given.get("optim") is None:
         settings["optim"] = optimizer
         keys.unread += note
-    _finish(zero)
+    _check_other_keys(zero)
     return keys.recipe(settings)
 
 
-def _finish(keys: Keys) -> None:
-    """Refuse keys that are not known and ask for something."""
+def _check_other_keys(keys: Keys) -> None:
+    """Raise UsageError for unknown keys with a value that turns something on."""
     keys.view({key: value for key, value in keys.data.items() if value not in _OFF}).finish()
 
 
@@ -107,7 +112,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
-    """Read the layout's arguments; other stages leave out the arguments of stage 3."""
+    """Return ZeRO's buffer sizes, switches and offloading as the layout's arguments."""
     found: dict[str, Any] = {}
     for key in (*_NUMBERS, *_NUMBERS_3):
         value = zero.get(key)
@@ -124,6 +129,7 @@ def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
 
 
 def _find_offloads(zero: Keys, stage: int) -> Iterator[str]:
+    """Yield ``offload`` and ``offload_param`` where ZeRO offloads these to the CPU."""
     for name, key, old in (
         ("offload", "offload_optimizer", "cpu_offload"),
         ("offload_param", "offload_param", "cpu_offload_param"),
@@ -151,7 +157,7 @@ def _read_precision(keys: Keys) -> dict[str, Any]:
         half = keys.section(section)
         left = left or half.get("enabled") == AUTO
         on += [f"amp-{name}"] if half.get("enabled") != AUTO and half.flag("enabled") else []
-        _finish(half)
+        _check_other_keys(half)
     if len(on) > 1:
         raise UsageError(f"{keys.file}: bf16 and fp16 are both enabled: disable one.")
     if on:
@@ -160,7 +166,7 @@ def _read_precision(keys: Keys) -> dict[str, Any]:
 
 
 def _read_batches(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read micro-batch and accumulation; DeepSpeed computes a missing one from the whole batch."""
+    """Return micro-batch and accumulation steps, computed from the whole batch if missing."""
     whole, micro, steps = map(keys.count, (
         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
     ))  # fmt: skip
@@ -179,7 +185,7 @@ def _read_batches(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_optimizer(keys: Keys, offloaded: bool) -> tuple[str | None, tuple[str, ...]]:
-    """Read the optimizer by the plan's name, and what is not counted of it."""
+    """Return the plan's optimizer for DeepSpeed's, and notes on what is not counted of it."""
     asked = keys.section("optimizer").data
     kind = str(asked.get("type") or "").lower()
     if not kind:
@@ -195,12 +201,12 @@ def _read_optimizer(keys: Keys, offloaded: bool) -> tuple[str | None, tuple[str,
     return "adamw_torch_fused", ("what DeepSpeed's FusedAdam needs beside PyTorch's fused AdamW",)
 
 
-_OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype", "no_sync")
+_OWN = ("offload", "offload_param", *_DTYPES, "no_sync")
 """Arguments whose settings stand outside the section of ZeRO."""
 
 
 def write(plan: Plan, max_grad_norm: float | None = None, config: Any = None) -> dict[str, Any]:
-    """Write a plan as DeepSpeed's settings, with an optimizer that the caller makes.
+    """Return a plan as DeepSpeed's JSON settings, with an optimizer that the caller makes.
 
     Args:
         plan: what to write.
@@ -244,7 +250,7 @@ def _write_zero(options: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _fill_auto(name: str, config: Any) -> int | None:
-    """Return what transformers and accelerate write for ``auto``; None: DeepSpeed's own default.
+    """Return the number that transformers and accelerate fill in for ``auto``, or None.
 
     Source: transformers 5.23, ``integrations/deepspeed.py``, ``trainer_config_finalize``;
     accelerate 1.15, ``accelerator.py``, ``_prepare_deepspeed``.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
-    """Set keys of a recipe, by paths with dots, and remove those whose value is None.
+    """Return a recipe's text with keys (paths with dots) set, or removed if None.
 
     Args:
         text: the recipe.
@@ -16,14 +16,14 @@ def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
         changes: new values by key.
     """
     if suffix == ".json":
-        return _in_json(text, changes)
+        return _edit_json(text, changes)
     for key, value in changes.items():
-        text = _in_shell(text, key, value) if suffix == ".sh" else _in_yaml(text, key, value)
+        text = _edit_shell(text, key, value) if suffix == ".sh" else _edit_yaml(text, key, value)
     return text
 
 
 def dump(mapping: Mapping[str, Any]) -> str:
-    """Write a mapping as YAML, in its own order; a dot in a key divides tables."""
+    """Return a mapping as YAML text; a dot in a key makes a nested table."""
     import yaml
 
     data: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def dump(mapping: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(data, sort_keys=False, default_flow_style=False))
 
 
-def _in_json(text: str, changes: Mapping[str, Any]) -> str:
+def _edit_json(text: str, changes: Mapping[str, Any]) -> str:
     data = json.loads(text)
     for path, value in changes.items():
         part = data
@@ -51,23 +51,33 @@ def _in_json(text: str, changes: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=len(indent[1]) if indent else None) + "\n"
 
 
-def _in_shell(text: str, key: str, value: Any) -> str:
+def _edit_shell(text: str, key: str, value: Any) -> str:
     option = re.compile(rf"--{re.escape(key)}(?:[ =][^-\\\n][^\\\n]*?)?(?=\s*(?:\\?\r?\n|$)|\s+--)")
     words = value if isinstance(value, list) else [value]
-    shown = " ".join(shlex.quote(_plain(one)) for one in words)
-    if option.search(text):
-        return option.sub("" if value is None else f"--{key} {shown}", text, count=1)
-    if value is None:
+    shown = f"--{key} {' '.join(shlex.quote(_write_scalar(one)) for one in words)}"
+    found = _COMMAND.search(text)
+    if found is None:
         return text
-    started = re.compile(r"(swift (?:sft|pt)|trl sft|llamafactory-cli train)\b")
-    return started.sub(rf"\1 --{key} {shown}", text, count=1)
+    before, started, arguments, after = text[: found.start()], *found.groups(), text[found.end() :]
+    if option.search(arguments):
+        arguments = option.sub(lambda _: "" if value is None else shown, arguments, count=1)
+    elif value is not None:
+        arguments = f" {shown}{arguments}"
+    return f"{before}{started}{arguments}{after}"
 
 
-def _plain(value: Any) -> str:
+_COMMAND = re.compile(
+    r"^([^#\n]*(?:swift (?:sft|pt)|trl sft|llamafactory-cli train)\b)((?:\\\r?\n|[^\n])*)",
+    re.MULTILINE,
+)
+"""What starts a training in a script, and its arguments with the lines that go on."""
+
+
+def _write_scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _in_yaml(text: str, path: str, value: Any) -> str:
+def _edit_yaml(text: str, path: str, value: Any) -> str:
     import yaml
 
     above: list[str] = path.split(".")
@@ -82,21 +92,21 @@ def _in_yaml(text: str, path: str, value: Any) -> str:
         return _replace_pair(text, pair, value)
     if value is None:
         return text
-    line = dump(_nested(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
-    end = _end(node.value[-1][1]) if node.value else len(text)
-    end = _line_end(text, end) if indent else len(text.rstrip())
+    line = dump(_nest_value(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
+    # At the top it stands last, behind comments too.
+    end = _line_end(text, _pair_end(text, node.value[-1])) if indent else len(text.rstrip())
     return f"{text[:end]}\n{' ' * indent}{line}{text[end:]}"
 
 
-def _nested(names: list[str], value: Any) -> dict[str, Any]:
+def _nest_value(names: list[str], value: Any) -> dict[str, Any]:
     for name in reversed(names[1:]):
         value = {name: value}
     return {names[0]: value}
 
 
 def _replace_pair(text: str, pair: Any, value: Any) -> str:
-    key, node = pair
-    start, end = key.start_mark.index, max(_end(node), text.index(":", key.end_mark.index) + 1)
+    key, _ = pair
+    start, end = key.start_mark.index, _pair_end(text, pair)
     if value is None:
         start = text.rfind("\n", 0, start) + 1
         return text[:start] + text[_line_end(text, end) + 1 :]
@@ -105,16 +115,22 @@ def _replace_pair(text: str, pair: Any, value: Any) -> str:
     return text[:start] + shown + text[end:]
 
 
+def _pair_end(text: str, pair: Any) -> int:
+    """Return where a key and its value end; without a value it ends at its colon."""
+    return max(_node_end(pair[1]), text.index(":", pair[0].end_mark.index) + 1)
+
+
 def _line_end(text: str, place: int) -> int:
     found = text.find("\n", place)
     return len(text) if found < 0 else found
 
 
-def _end(node: Any) -> int:
-    """Return where the last scalar of a node ends; what follows it may be a comment."""
-    if isinstance(node.value, str) or node.flow_style or not node.value:
-        # A key without a value ends at its colon; the parser says where the next key is.
+def _node_end(node: Any) -> int:
+    """Return the index in the text where a YAML node ends, without a comment after it."""
+    is_flow = getattr(node, "flow_style", False)
+    if isinstance(node.value, str) or is_flow or not node.value:
+        # Of a key without a value the parser says where the next key is.
         quoted = getattr(node, "style", None) in ("'", '"')
-        return int(node.end_mark.index) if node.value or quoted or node.flow_style else 0
+        return int(node.end_mark.index) if node.value or quoted or is_flow else 0
     last = node.value[-1]
-    return _end(last[1] if isinstance(last, tuple) else last)
+    return _node_end(last[1] if isinstance(last, tuple) else last)

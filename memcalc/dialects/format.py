@@ -71,7 +71,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     incomplete: bool = False
     """The framework has keys beside these, and memcalc does not know what they change."""
     noted: dict[str, str] = {}
-    """Switches that change memory a little, by what an answer says of them."""
+    """Switches and factors that change memory a little, by what an answer says of them."""
     defaults: dict[str, Any] = {}
     """What the framework takes where a key that changes memory is left out."""
     classes: dict[str, str] = {}
@@ -88,18 +88,18 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The thing that each refused key asks for."""
+        """The reason why each key is refused, by key or pattern."""
         return {key: why for why, keys in self.refused.items() for key in keys.split()}
 
     @property
     def declared(self) -> list[dict[str, Any]]:
-        """The fields of each class of an installed package, with their defaults."""
+        """The default of each field of the framework's argument classes, one table a file."""
         return [declared_fields(file, *names.split()) for file, names in self.classes.items()]
 
 
 @functools.cache
 def read_format(name: str) -> Format:
-    """Read the data of a format, joined with the data of its base."""
+    """Read a format's TOML file of known keys, joined with its base format's."""
     path = Path(__file__).with_name(f"{name}.toml")
     found = decode(Format, untrusted_values.parse_toml(path.read_text("utf-8")))
     if not found.base:
@@ -119,7 +119,7 @@ def read_format(name: str) -> Format:
 
 @functools.cache
 def declared_fields(file: str, *classes: str) -> dict[str, Any]:
-    """Read the fields that classes declare, with defaults; empty where the file is missing.
+    """Parse the fields and defaults of classes in an installed package's file.
 
     The package is parsed and never imported. A default that is no literal is ``...``.
     """
@@ -129,12 +129,12 @@ def declared_fields(file: str, *classes: str) -> dict[str, Any]:
         if isinstance(node, ast.ClassDef) and node.name in classes:
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    found[line.target.id] = _default(line.value)
+                    found[line.target.id] = _read_default(line.value)
     return found
 
 
 def parse_module(file: str) -> ast.Module | None:
-    """Parse a file of an installed package without importing it; return None if it is missing."""
+    """Parse a file of an installed package without importing it; None if missing."""
     path = find_file(file)
     try:
         return ast.parse(path.read_text("utf-8")) if path is not None else None
@@ -143,7 +143,7 @@ def parse_module(file: str) -> ast.Module | None:
 
 
 def find_file(file: str) -> Path | None:
-    """Find a file of an installed package by its path from there, without importing it."""
+    """Return the path of an installed package's file without importing it, or None."""
     package, _, inside = file.partition("/")
     found = importlib.util.find_spec(package)
     folders = list(found.submodule_search_locations or ()) if found is not None else []
@@ -151,8 +151,8 @@ def find_file(file: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _default(node: ast.expr | None) -> Any:
-    """Return the default in ``field(default=...)`` or after an equals sign."""
+def _read_default(node: ast.expr | None) -> Any:
+    """Return a field's default if it is a literal, else ``...``."""
     if isinstance(node, ast.Call):
         node = next((one.value for one in node.keywords if one.arg == "default"), None)
     try:

@@ -19,7 +19,7 @@ _FIRST = 1
 
 
 def read(told: Keys, half: str | None) -> tuple[int, dict[str, Any]]:
-    """Read the keys of accelerate, without their prefix.
+    """Read accelerate's FSDP keys; return FSDP's version and the layout's arguments.
 
     Args:
         told: the keys.
@@ -40,7 +40,7 @@ def read(told: Keys, half: str | None) -> tuple[int, dict[str, Any]]:
     if told.flag("offload_params"):
         found["offload"] = "cpu"
     if version == _FIRST:
-        found |= _read_first(told)
+        found |= _read_fsdp1(told)
     elif not told.flag("reshard_after_forward", default=True):
         found["reshard_after_forward"] = False
     if version == 2 and told.flag("forward_prefetch"):
@@ -64,8 +64,8 @@ def _read_wrapping(keys: Keys) -> dict[str, Any]:
     return {"transformer_layer_cls_to_wrap": ",".join(str(name).strip() for name in listed)}
 
 
-def _read_first(keys: Keys) -> dict[str, Any]:
-    """Read the arguments of FSDP's first version."""
+def _read_fsdp1(keys: Keys) -> dict[str, Any]:
+    """Read the arguments that only FSDP1 has."""
     strategy = keys.choice("sharding_strategy", STRATEGIES, "FULL_SHARD")
     found: dict[str, Any] = {}
     if strategy != "FULL_SHARD":
@@ -80,7 +80,7 @@ def _read_first(keys: Keys) -> dict[str, Any]:
 
 
 def translate(words: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return accelerate's keys for ``fsdp`` and ``fsdp_config`` of ``TrainingArguments``."""
+    """Return TrainingArguments' ``fsdp`` and ``fsdp_config`` as accelerate's keys."""
     keys = {key.removeprefix("fsdp_"): value for key, value in config.items()}
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else []
     strategy = next((str(word) for word in listed if word in _SHORT), None)
@@ -105,7 +105,7 @@ _ELSEWHERE = ("param_dtype", "reduce_dtype", "device_mesh")
 
 
 def write(plan: Plan, offload: str) -> dict[str, Any]:
-    """Write a plan's layout by keys without prefix; ``offload``: the key of offloading."""
+    """Return a plan's FSDP arguments by accelerate's keys; ``offload``: the key of offloading."""
     options = dict(plan.parallel_args)
     offloads = options.pop("offload", None) == "cpu"
     kept = {key: value for key, value in options.items() if key not in _ELSEWHERE}
@@ -117,12 +117,12 @@ def write(plan: Plan, offload: str) -> dict[str, Any]:
 
 
 def wrapped_by(options: Mapping[str, Any]) -> str:
-    """Return the one of ``WRAPS`` that the arguments of a wrapper name."""
+    """Return FSDP's ``auto_wrap_policy`` in upper case, or its default."""
     return str(options.get("auto_wrap_policy", WRAPS[0])).upper()
 
 
 def plugin(layout: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Write a layout as arguments of accelerate's plugin for FSDP; None: it is no such layout."""
+    """Return the arguments of accelerate's FSDP plugin for a layout, or None for another."""
     own: dict[str, Any]
     if layout == "fsdp2":
         own = {

@@ -22,14 +22,14 @@ _FIRST = ("peft_config", "dist_config", "kernel_config", "model_class", "train_d
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is LLaMA-Factory's, by its keys."""
+    """Return True if a table has the keys of LLaMA-Factory's recipes."""
     asked = sum(key in data for key in read_format("llamafactory").marks.split())
     second = sum(key in data for key in _FIRST)
     return asked > 1 or second > 1 or ("model_name_or_path" in data and asked + second > 0)
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe.
+    """Read a LLaMA-Factory recipe as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
@@ -52,7 +52,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _check_kind(data: Mapping[str, Any], file: str) -> None:
-    """Refuse a recipe that trains nothing, and one of the second format."""
+    """Raise UsageError for a recipe that does not train, or of the second format."""
     if second := next((key for key in _FIRST if key in data), None):
         raise UsageError(
             f"{file} is a recipe of LLaMA-Factory's second format ({second}), which memcalc "
@@ -76,7 +76,7 @@ def _read_precision(keys: Keys, kind: str) -> str:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan; what LLaMA-Factory has no word for is left out."""
+    """Return a plan as LLaMA-Factory's keys, without settings it cannot express."""
     form = read_format("llamafactory")
     named, half = trainer.optimizer_name(plan), accelerate.half_precision(plan)
     adapters = write_lora(form, plan)

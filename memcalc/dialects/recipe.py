@@ -41,7 +41,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """The keys of a recipe, and what was read of them."""
+    """The keys of a recipe; remembers which were read, to refuse those that were not."""
 
     def __init__(
         self, data: Mapping[str, Any], file: str, framework: str, form: Format, prefix: str = ""
@@ -65,16 +65,16 @@ class Keys:
         self._spelled: dict[str, str] = {}
         self.unread: list[str] = []
         self.loss_piece: int | None = None
-        self._refuse()
+        self._check_refused_keys()
 
     def view(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> "Keys":
-        """Return a view of other values or defaults; keys that it reads count as read here."""
+        """Return the same keys over other values or defaults, with shared bookkeeping."""
         other = copy.copy(self)
         other.data, other._defaults = data, {**self._defaults, **(defaults or {})}
         return other
 
     def section(self, name: str, prefix: str = "") -> "Keys":
-        """Read a table of the file; its keys are given without the prefix that people may write.
+        """Return a nested table of the recipe as keys, without ``prefix`` before their names.
 
         Raises:
             UsageError: it is no table, or has a key that memcalc does not answer.
@@ -89,7 +89,7 @@ class Keys:
         return Keys(data, self.file, self.framework, form, prefix or f"{name}.")
 
     def get(self, *names: str) -> Any:
-        """Read a key by its names; a key without a value is left out.
+        """Return a key's value under its first name that is set, else the framework's default.
 
         Returns:
             The first value there is, or the framework's default of the first name.
@@ -106,7 +106,7 @@ class Keys:
         return default
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Read a switch, which people also write as a text."""
+        """Return a switch as a bool, also from a text such as "true"."""
         value = self.get(*names)
         if value in (None, ""):
             return default
@@ -116,12 +116,12 @@ class Keys:
         return found
 
     def any_flag(self, names: str) -> bool:
-        """Read several switches; return True if one is on."""
+        """Return True if one of several switches (names with spaces) is on."""
         on = [self.flag(name) for name in names.split()]
         return any(on)
 
     def count(self, *names: str) -> int | None:
-        """Read a whole number from 1, which people also write as a text or as ``1e8``."""
+        """Return a whole number from 1, also from a text such as "1e8", or None."""
         value = self.get(*names)
         if value is None:
             return None
@@ -134,14 +134,14 @@ class Keys:
         return int(number)
 
     def text(self, *names: str) -> str | None:
-        """Read a text."""
+        """Return a key's text, or None if it is missing or empty."""
         value = self.get(*names)
         if value is not None and not isinstance(value, str):
             raise self.error(names[0], "is no text", "correct it")
         return value or None
 
     def texts(self, *names: str) -> list[str]:
-        """Read a list of texts, which people also write as one text with commas."""
+        """Return a list of texts, also from one text with commas."""
         value = self.get(*names)
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
@@ -152,7 +152,7 @@ class Keys:
         return value or []
 
     def choice(self, key: str, names: tuple[str, ...], default: str) -> str:
-        """Read one of some names, which may stand there as its number."""
+        """Return one of some names, also from its number counted from 1."""
         value = self.get(key)
         written = str(default if value is None else value).upper()
         if written.isdigit() and 0 < int(written) <= len(names):
@@ -163,15 +163,15 @@ class Keys:
         return written
 
     def setting(self, name: str) -> tuple[str, ...]:
-        """Return the keys that hold a setting of a plan."""
+        """Return the names of the format's keys for a plan's setting."""
         return tuple(self.form.keys.get(name, "").split())
 
     def refusal(self, key: str, value: Any, why: str) -> UsageError:
-        """Build the error for a value of another type than the key's."""
+        """Return the error for a value of the wrong type."""
         return UsageError(f"{self.file}: {self._prefix}{key} = {value!r} {why}.")
 
     def error(self, key: str, why: str, instead: str = "", value: Any = None) -> UsageError:
-        """Build the error for a key: its value, why it is refused and what to do."""
+        """Return the error for a key that is refused: its value, the reason and what to do."""
         value = self.data.get(key, self._defaults.get(key)) if value is None else value
         shown = " ".join(str(value).split())
         shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
@@ -181,7 +181,7 @@ class Keys:
         name = f"{self._prefix}{key}"
         return UsageError(f"{self.file}: {name} = {shown} {why}: {instead or 'remove it'}.")
 
-    def _refuse(self) -> None:
+    def _check_refused_keys(self) -> None:
         for pattern, what in self.form.reasons.items():
             for key in fnmatch.filter(map(str, self.data), pattern):
                 self._read.add(key)
@@ -190,13 +190,15 @@ class Keys:
                     raise self.error(key, f"({what}) has no place in an estimate")
 
     def finish(self) -> None:
-        """Note what changes memory a little, and refuse keys that are not known.
+        """Raise UsageError for keys that were not read; note those that change memory a little.
 
         Raises:
             UsageError: a key was not read, and is not known to change no memory.
         """
         for key, what in self.form.noted.items():
-            if self.flag(key) and what not in self.unread:
+            value = self.get(key)
+            is_on = value > 0 if isinstance(value, int | float) else self.flag(key)
+            if is_on and what not in self.unread:
                 self.unread.append(what)
         known = f"{self.form.no_effect} {self.form.ignored}".split()
         for key, value in self.data.items():
@@ -219,7 +221,7 @@ class Keys:
             raise unknown(f"key of {self.framework}", name, names, hint=hint)
 
     def recipe(self, settings: Mapping[str, Any]) -> Recipe:
-        """Make the recipe of what was read; every key is known then.
+        """Return the settings as a recipe, after checking that every key was read.
 
         Raises:
             UsageError: there is a key that is not known.
@@ -246,12 +248,12 @@ def flatten(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def show_value(value: Any) -> str:
-    """Write a value as YAML and JSON do."""
+    """Return a value as YAML and JSON write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_text(path: Path) -> str:
-    """Read the text of a file.
+    """Return the text of a file, at most a few MiB.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -263,7 +265,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_table(written: str, path: Path) -> dict[str, Any]:
-    """Read the text of a file as a table of settings.
+    """Parse a file's text, JSON or YAML by its suffix, as a table.
 
     Raises:
         UsageError: it holds something else.
@@ -282,7 +284,7 @@ def parse_table(written: str, path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read a file as a table of settings.
+    """Read a JSON or YAML file as a table.
 
     Raises:
         UsageError: it cannot be read, or holds something else.
@@ -291,7 +293,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def model(keys: Keys, *names: str) -> str | None:
-    """Read the model's name; a name of code, which an estimate would run, is refused."""
+    """Return the recipe's model name; refuse one that names code to run."""
     found = keys.text(*names)
     if found is not None and ":" in found:
         key = next(name for name in names if keys.data.get(name))
@@ -300,7 +302,7 @@ def model(keys: Keys, *names: str) -> str | None:
 
 
 def optimizer(keys: Keys, loop: str, *names: str) -> str | None:
-    """Read the optimizer's name; one that memcalc does not know is refused.
+    """Return the recipe's optimizer name; refuse one that memcalc does not know.
 
     Raises:
         UsageError: it is unknown, or code that an estimate would run.
@@ -333,7 +335,7 @@ def select_arguments(
 
 
 def attention(keys: Keys) -> str | None:
-    """Read the attention by the plan's name; None: the model's own.
+    """Return the recipe's attention by the plan's name, or None for the model's own.
 
     Raises:
         UsageError: it is one that memcalc does not run.

@@ -14,7 +14,7 @@ _MOST = 4096
 
 
 def command_in(text: str) -> dict[str, Any] | None:
-    """Read the first command of a framework that trains, with the variables that are set for it.
+    """Return a shell script's first training command as a table of options, or None.
 
     Returns:
         Options as a table, as if they stood in a file; None: there is no such command.
@@ -49,11 +49,12 @@ def command_in(text: str) -> dict[str, Any] | None:
 
 
 def _fill_variables(word: str, known: dict[str, str]) -> str:
-    """Put the values of variables in the place of their names; others stay as they are."""
+    """Return a word with ``$NAME`` replaced by known values."""
     return re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), word)
 
 
 def _options(program: str, verb: str, words: list[str], known: dict[str, str]) -> dict[str, Any]:
+    """Return a command's words as a table of options, with variables filled in."""
     found: dict[str, Any] = {}
     key = ""
     for word in words:
@@ -64,23 +65,23 @@ def _options(program: str, verb: str, words: list[str], known: dict[str, str]) -
             found[key] = [value] if value else []
         elif key:
             found[key].append(word)
-    options = {key: _value(key, [_fill_variables(one, known) for one in values])
+    options = {key: _parse_values(key, [_fill_variables(one, known) for one in values])
                for key, values in found.items()}  # fmt: skip
     if program != "swift":
         return options
-    capital = {key: _value(key, [one]) for key, one in known.items() if key.isupper()}
+    capital = {key: _parse_values(key, [one]) for key, one in known.items() if key.isupper()}
     return {"swift_command": verb, **capital, **options}
 
 
-def _value(key: str, values: list[str]) -> Any:
+def _parse_values(key: str, values: list[str]) -> Any:
     if not values:
         return True
-    read = [_scalar(key, value) for value in values]
+    read = [_parse_scalar(key, value) for value in values]
     return read[0] if len(read) == 1 else read
 
 
 def _calculate(text: str) -> int | None:
-    """Return the whole number that products and quotients of numbers make; None: it is no such."""
+    """Return the value of a product or quotient of whole numbers, or None for other text."""
     first, *rest = re.split(r"\s*\\?([*/])\s*", text.strip())
     if not all(number.isdigit() and len(number) < 7 for number in (first, *rest[1::2])):
         return None
@@ -92,7 +93,7 @@ def _calculate(text: str) -> int | None:
     return found
 
 
-def _scalar(key: str, text: str) -> Any:
+def _parse_scalar(key: str, text: str) -> Any:
     written = re.fullmatch(r"\$\(\(([^()]+)\)\)|\$\(\s*expr ([^()]+)\)", text)
     if written and (found := _calculate(written[1] or written[2])) is not None:
         return found

@@ -23,13 +23,13 @@ _OFFLOADED = {2: ("offload_optimizer",), 3: ("offload_optimizer", "offload_param
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is ms-swift's, by its keys."""
+    """Return True if a table has the keys of ms-swift's arguments."""
     named = "model" in data or "model_id_or_path" in data
     return named and any(key in data for key in read_format("swift").marks.split())
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe of supervised fine-tuning or of further pre-training.
+    """Read ms-swift's arguments as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
@@ -66,7 +66,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _replace_launcher_names(keys: Keys) -> dict[str, Any]:
-    """Return the keys with what its names for DeepSpeed and FSDP mean (``swift/config``)."""
+    """Expand ms-swift's short names for DeepSpeed and FSDP settings (``swift/config``)."""
     data = dict(keys.data)
     name, _, offload = str(data.get("deepspeed")).partition("_")
     if name == "zero0":
@@ -97,7 +97,7 @@ def _read_precision(keys: Keys, weights: str, kind: str) -> str:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan; what ms-swift has no word for is left out."""
+    """Return a plan as ms-swift's arguments, without settings it cannot express."""
     form = read_format("swift")
     arguments = trainer.write(plan)
     for name in ("bf16", "fp16", "fsdp_config"):
@@ -109,6 +109,8 @@ def write(plan: Plan) -> dict[str, Any]:
         **write_lora(form, plan),
         "torch_dtype": WEIGHT_DTYPES.get(plan.precision, "float32"),
         **write_quant(form, plan),
+        **({"bnb_4bit_compute_dtype": plan.bnb_4bit_compute_dtype}
+           if plan.bnb_4bit_compute_dtype else {}),
         **({"max_length": plan.seq} if plan.seq else {}),
         **({"deepspeed": f"zero{ZERO_STAGES[plan.parallel]}"}
            if plan.devices > 1 and plan.parallel in ZERO_STAGES else {}),

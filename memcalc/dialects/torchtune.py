@@ -34,20 +34,20 @@ _SERVES = ("prompt", "tasks", "temperature", "max_new_tokens", "inference")
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is torchtune's, by its components."""
+    """Return True if a table has components of torchtune."""
     parts = [one for one in data.values() if isinstance(one, dict)]
     return any(str(part.get("_component_", "")).startswith("torchtune.") for part in parts)
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe of fine-tuning, on one device or over FSDP.
+    """Read torchtune's YAML as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
     if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
         raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
-    data = {str(key): _resolve(value, data, 8) for key, value in data.items()}
+    data = {str(key): _interpolate(value, data, 8) for key, value in data.items()}
     keys = Keys(flatten(data), file, NAME, read_format("torchtune"))
     name, kind, phi = _read_model(keys)
     quant = "nf4-dq" if kind == "qlora" or keys.flag("model.quantize_base") else None
@@ -63,7 +63,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         **_read_optimizer(keys),
         "optim_in_backward": keys.flag("optimizer_in_bwd") or None,
         "max_grad_norm": _read_clipping(keys),
-        "loss_chunks": _read_chunks(keys),
+        "loss_chunks": _read_loss_chunks(keys),
         "compile": "default" if keys.flag("compile", "compile.model") else None,
         "quant": quant,
         "kbit_prepare": None if quant is None else False,
@@ -80,7 +80,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _read_layout(keys: Keys, devices: int) -> dict[str, Any]:
-    """Read how a run is spread over GPUs; recipes for one device ignore these keys."""
+    """Return the parallel layout and its arguments; recipes for one device ignore these keys."""
     parts = keys.count("tensor_parallel_dim") or 1
     arguments: dict[str, Any] = {}
     if keys.flag("fsdp_cpu_offload"):
@@ -99,28 +99,28 @@ def _read_layout(keys: Keys, devices: int) -> dict[str, Any]:
     }
 
 
-def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:
-    """Put values in the place of ``${name}``, as OmegaConf does."""
+def _interpolate(value: Any, data: Mapping[str, Any], depth: int) -> Any:
+    """Return a value with ``${name}`` replaced by the table's values, as OmegaConf does."""
     if depth == 0:
         return value
     if isinstance(value, dict):
-        return {key: _resolve(one, data, depth - 1) for key, one in value.items()}
+        return {key: _interpolate(one, data, depth - 1) for key, one in value.items()}
     if not isinstance(value, str):
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
     if whole is not None:
-        return _resolve(_look_up(data, whole[1]), data, depth - 1)
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_look_up(data, found[1]))[:200], value)
+        return _interpolate(_get_path(data, whole[1]), data, depth - 1)
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_get_path(data, found[1]))[:200], value)
 
 
-def _look_up(data: Any, path: str) -> Any:
+def _get_path(data: Any, path: str) -> Any:
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
 def _read_model(keys: Keys) -> tuple[str, str, bool]:
-    """Return the model of transformers, ``lora``, ``qlora`` or nothing, and whether it is a phi."""
+    """Return transformers' name of the model, ``lora``, ``qlora`` or "", and True for a phi."""
     component = keys.text("model._component_") or ""
     family, _, builder = component.removeprefix("torchtune.models.").partition(".")
     kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
@@ -173,7 +173,7 @@ def _read_clipping(keys: Keys) -> float | None:
     raise keys.error("clip_grad_norm", "is no number", "correct it")
 
 
-def _read_chunks(keys: Keys) -> int | None:
+def _read_loss_chunks(keys: Keys) -> int | None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     asked = keys.count("loss.num_output_chunks")
     if name not in _LOSSES:
@@ -184,8 +184,9 @@ def _read_chunks(keys: Keys) -> int | None:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan, by paths of keys; what torchtune has no word for is left out."""
+    """Return a plan as torchtune's keys (paths with dots), without what it cannot express."""
     dtype = {**_DTYPES, "tf32": "fp32"}.get(plan.precision)
+    options = dict(plan.parallel_args)
     part = dict.fromkeys(("loss._component_", "loss.num_output_chunks"))
     part["loss._component_"] = "torch.nn.CrossEntropyLoss"
     if plan.loss_chunks > 1:
@@ -204,7 +205,10 @@ def write(plan: Plan) -> dict[str, Any]:
         "optimizer._component_": registry.of(plan).row.implementation,
         **{f"optimizer.{key}": one for key, one in plan.optim_args},
         **part,
-    }
+        **({"fsdp_cpu_offload": True} if options.get("offload") == "cpu" else {}),
+        **({"fsdp_reshard_after_forward": False}
+           if options.get("reshard_after_forward") is False else {}),
+    }  # fmt: skip
 
 
 def _write_model(plan: Plan) -> dict[str, Any]:

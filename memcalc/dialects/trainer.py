@@ -4,7 +4,6 @@ Source: transformers 5.23, ``training_args.py``, and the arguments of its exampl
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,12 @@ _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file holds TrainingArguments, by its keys."""
+    """Return True if a table has keys of TrainingArguments."""
     return sum(key in data for key in STRONG) >= 2
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read TrainingArguments, and the model and length beside them.
+    """Read TrainingArguments, model and length as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
@@ -57,13 +56,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     return keys.recipe(settings)
 
 
-def has_effect(name: str) -> bool:
-    """Tell whether an argument of the Trainer may change memory."""
-    return not any(fnmatchcase(name, one) for one in read_format("arguments").no_effect.split())
-
-
 def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the Trainer's arguments that change memory from a file's keys.
+    """Return a recipe's TrainingArguments as settings of a plan.
 
     ``given``: settings that were typed beside the file, which decide its layout too.
 
@@ -106,7 +100,7 @@ def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_clipping(keys: Keys) -> float | None:
-    """Read the norm that gradients are clipped to; None: the Trainer's own."""
+    """Return the norm that gradients are clipped to, or None for the default."""
     norm = keys.get("max_grad_norm")
     if norm in (None, 1, 1.0):
         return None
@@ -117,21 +111,21 @@ def _read_clipping(keys: Keys) -> float | None:
 
 
 def _read_liger(keys: Keys) -> bool | None:
-    """Return True if Liger's kernels replace the model's."""
+    """Return True if all of Liger's kernels replace the model's, else None."""
     if isinstance(config := keys.get("liger_kernel_config"), dict) and not all(config.values()):
         raise keys.error("liger_kernel_config", "takes some of Liger's kernels and not all")
     return keys.flag(*keys.setting("liger")) or None
 
 
 def _read_reentrant(keys: Keys) -> bool | None:
-    """Read which variant of checkpointing is asked for; None: the library's own."""
+    """Return ``use_reentrant`` of checkpointing, or None if not set."""
     told = keys.get("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
     named = told.get("use_reentrant") if isinstance(told, dict) else None
     return named if isinstance(named, bool) and keys.flag(*keys.setting("checkpointing")) else None
 
 
 def write_variant(plan: Plan) -> dict[str, Any]:
-    """Write the variant of checkpointing that a plan names, as keyword arguments."""
+    """Return ``gradient_checkpointing_kwargs`` if the plan sets ``use_reentrant``, else {}."""
     if plan.use_reentrant is None:
         return {}
     return {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
@@ -146,7 +140,7 @@ def _read_compile_mode(keys: Keys) -> str | None:
 
 
 def _read_optimizer_arguments(keys: Keys, name: str) -> dict[str, Any]:
-    """Read the optimizer's arguments that change memory."""
+    """Return the ``optim_args`` that change memory, after checking their names."""
     told = keys.get("optim_args")
     pairs = told if isinstance(told, dict) else _read_pairs(keys, str(told))
     return select_arguments(keys, "optim_args", name, "trainer", pairs)
@@ -160,7 +154,7 @@ def _read_pairs(keys: Keys, text: str) -> dict[str, Any]:
 
 
 def _note_evaluation(keys: Keys, batch: int) -> None:
-    """Note evaluation in larger batches than training has."""
+    """Note as uncounted evaluation that generates or has larger batches than training."""
     evaluates = str(keys.get("eval_strategy", "evaluation_strategy") or "no").lower() != "no"
     if evaluates:
         size = keys.count("per_device_eval_batch_size", "per_gpu_eval_batch_size") or 8
@@ -173,7 +167,7 @@ def _note_evaluation(keys: Keys, batch: int) -> None:
 
 
 def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read how a run is spread over GPUs, also from files that are named.
+    """Return the settings of DeepSpeed, FSDP or DDP in a recipe or the files it names.
 
     Returns:
         Settings of a plan, and what is not counted.
@@ -181,10 +175,10 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     folder = Path(keys.file).expanduser().parent
     asked = {key: keys.get(key) for key in ("deepspeed", "fsdp", "fsdp_config")}
     if asked["deepspeed"]:
-        config, name = _read_part(keys, "deepspeed", folder)
-        said = deepspeed.read({**config, **_halves(keys, config)}, name, given)
+        config, name = _read_table_or_file(keys, "deepspeed", folder)
+        said = deepspeed.read({**config, **_fill_precision(keys, config)}, name, given)
     elif asked["fsdp"] or asked["fsdp_config"]:
-        config, name = _read_part(keys, "fsdp_config", folder)
+        config, name = _read_table_or_file(keys, "fsdp_config", folder)
         half = next((one for one in ("bf16", "fp16") if keys.get(one)), "no")
         table = fsdp.translate(asked["fsdp"], config)
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
@@ -199,8 +193,8 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return left, said.unread
 
 
-def _halves(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what a file of DeepSpeed leaves to the Trainer's precision."""
+def _fill_precision(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's ``bf16`` and ``fp16`` with ``auto`` replaced by the Trainer's."""
     return {
         name: {**config[name], "enabled": bool(keys.get(name))}
         for name in ("bf16", "fp16")
@@ -208,8 +202,8 @@ def _halves(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_part(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the table under a key or in the file that is named there, and its name."""
+def _read_table_or_file(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the table under a key, or in the file that the key names, and its name."""
     value = keys.get(key)
     if value is None:
         return {}, keys.file
@@ -240,7 +234,7 @@ its adafactor is not torch's."""
 
 
 def optimizer_name(plan: Plan) -> str | None:
-    """Return the Trainer's name for the plan's optimizer; None: it has none."""
+    """Return the Trainer's name of the plan's optimizer, or None."""
     if plan.optim == "adamw":
         return "adamw_torch_fused" if dict(plan.optim_args).get("fused") else "adamw_torch"
     row = registry.of(plan).row.name
@@ -248,7 +242,7 @@ def optimizer_name(plan: Plan) -> str | None:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan as TrainingArguments; what these have no word for is left out."""
+    """Return a plan as TrainingArguments, without settings these cannot express."""
     named = optimizer_name(plan)
     return {
         "per_device_train_batch_size": plan.batch,

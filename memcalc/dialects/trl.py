@@ -22,14 +22,14 @@ _HALVES = {"bfloat16": "bf16", "float16": "fp16", "float32": ""}
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is one of TRL's commands, by its keys."""
+    """Return True if a table has the keys of TRL's SFT command."""
     if "model_name_or_path" not in data or any(key in data for key in _SCRIPTS):
         return False
     return any(key in data for key in read_format("trl").marks.split())
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe of supervised fine-tuning.
+    """Read the YAML of ``trl sft`` as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
@@ -45,9 +45,14 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     }
     keys = keys.view({"bf16": False, **data} if keys.flag("fp16") else data, own)
     found = trainer.read_arguments(keys, given)
+    found["precision"] = _read_precision(keys)
     if "quant" in found:
         keys.unread.append("that adapters are in bf16, half of what is counted of them")
-    found["precision"] = _read_precision(keys)
+        dtype = keys.text("dtype", "torch_dtype") or "float32"
+        # Embeddings and norms are loaded in the type that layers in 4 bit compute in.
+        found["kbit_prepare"] = dtype == "float32"
+        if found["quant"] != "int8" and dtype in _HALVES:
+            found["bnb_4bit_compute_dtype"] = dtype
     _check_loss(keys)
     return keys.recipe(found)
 
@@ -76,20 +81,20 @@ def _check_loss(keys: Keys) -> None:
     kind = keys.text("loss_type")
     if kind not in (None, "nll", "chunked_nll"):
         raise keys.error("loss_type", "is another loss")
-    if not keys.flag("use_liger_kernel") and _in_pieces(kind):
+    if not keys.flag("use_liger_kernel") and _splits_loss(kind):
         keys.loss_piece = _PIECE
         keys.unread.append("how TRL's own loss differs from one in pieces of 256 tokens")
 
 
-def _in_pieces(kind: str | None) -> bool:
-    """Tell whether the installed release, or else the newest, never holds all logits."""
+def _splits_loss(kind: str | None) -> bool:
+    """Return True if the installed TRL (else the newest) computes the loss in chunks."""
     old = declared_fields("trl/trainer/sft_config.py", "SFTConfig").get("loss_type") == "nll"
     chunked = find_file("trl/kernels/chunked_logprob.py") is not None
     return kind == "chunked_nll" or not old or chunked
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan; what TRL has no word for is left out."""
+    """Return a plan as TRL's keys, without settings it cannot express."""
     form = read_format("trl")
     half = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
     return {

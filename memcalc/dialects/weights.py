@@ -10,7 +10,7 @@ from memcalc.records.values import adapter
 
 
 def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
-    """Write adapters as a plan has them; ``targets`` is ``all-linear`` or a list of names.
+    """Return LoRA settings as a text of ``Plan.lora``: ``r=16,target=q_proj+v_proj``.
 
     Raises:
         UsageError: a target is a pattern, or the dropout is no share.
@@ -33,7 +33,7 @@ def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
 
 
 def read_lora(keys: Keys) -> str | None:
-    """Read adapters by the format's keys; None: all weights train."""
+    """Return a recipe's adapters as a text of ``Plan.lora``, or None without adapters."""
     form = keys.form.lora
     assert form is not None
     switch = keys.flag(form.switch) if isinstance(form.on, bool) else keys.get(form.switch)
@@ -46,7 +46,7 @@ def read_lora(keys: Keys) -> str | None:
 
 
 def write_lora(form: Format, plan: Plan) -> dict[str, Any]:
-    """Write a plan's adapters by a format's keys."""
+    """Return a plan's adapters by a format's keys."""
     own = form.lora
     assert own is not None
     if plan.adapters is None:
@@ -63,7 +63,7 @@ def write_lora(form: Format, plan: Plan) -> dict[str, Any]:
 
 
 def read_quant(keys: Keys) -> str | None:
-    """Read how bitsandbytes quantizes the base; None: it does not.
+    """Return a recipe's bitsandbytes quantization as ``Plan.quant``, or None.
 
     Raises:
         UsageError: another method, or another number of bits.
@@ -91,7 +91,7 @@ def read_quant(keys: Keys) -> str | None:
 
 
 def write_quant(form: Format, plan: Plan) -> dict[str, Any]:
-    """Write how a plan's base is quantized, by a format's keys; empty: these cannot say it."""
+    """Return a plan's quantization by a format's keys; empty if it has no such keys."""
     own = form.quant
     assert own is not None
     kind, _, doubled = (plan.scheme or "").partition("-")

@@ -36,7 +36,7 @@ class Absence(msgspec.Struct, kw_only=True):
 
 
 def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
-    """Return a trace in which absent storages die, and are born again as they come back."""
+    """Return a trace in which storages that leave the GPU die, and are born again on return."""
     absences = [one for one in absences if one.begin != one.end]
     if not absences:
         return trace
@@ -80,11 +80,11 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
         ),
         asides=tuple(sorted((*asides, *emptied), key=lambda one: one.index)),
         readings=tuple(_lower_readings(trace, absences)),
-        assumptions=(_SLEEPS.format(format_bytes(_most(absences))), *trace.assumptions),
+        assumptions=(_SLEEPS.format(format_bytes(_peak_absent(absences))), *trace.assumptions),
     )
 
 
-def _most(absences: Sequence[Absence]) -> int:
+def _peak_absent(absences: Sequence[Absence]) -> int:
     """Return the most bytes that are absent at once."""
     return max(
         sum(b.bytes for b in absences if b.begin <= a.begin and (b.end is None or a.begin < b.end))

@@ -36,6 +36,7 @@ _SETTLES = 2
 
 
 def _run_once(kernel: Callable[[], Any], **_: Any) -> list[float]:
+    """Run a kernel once, and return equal times as its benchmark."""
     kernel()
     return [1.0] * 3
 
@@ -66,13 +67,15 @@ class Compiling:
         patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._begin_tuning)
         patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._time_config)
         patches.also(optimizers.register_optimizer_step_post_hook(self._collect_garbage).remove)
-        patches.also(self._report)
+        patches.also(self._report_compile_time)
 
     def _skip_benchmark(self, original: Any, *args: Any, **kwargs: Any) -> float:
+        """Replace Inductor's benchmark of a configuration: run nothing."""
         self._say(_FIRST)
         return 1.0
 
     def _begin_tuning(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run Triton's autotuner for a kernel that has no chosen configuration yet."""
         self._chosen = False
         return original(*args, **kwargs)
 
@@ -109,7 +112,7 @@ class Compiling:
             self._unsettled -= 1
             gc.collect()
 
-    def _report(self) -> None:
+    def _report_compile_time(self) -> None:
         if not self._took:
             return
         if self._took >= 1:

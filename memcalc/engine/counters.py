@@ -51,7 +51,7 @@ class Counters(Notebook):
         self._ended = False
 
     def install(self, patches: Patches, *, with_lines: bool = False) -> None:
-        """Start with CUDA, and replace the functions with which programs read and reset peaks.
+        """Start to count once CUDA starts; patch the functions that read and reset peaks.
 
         ``with_lines``: keep the line of code of each allocation, which takes time.
         """
@@ -68,6 +68,7 @@ class Counters(Notebook):
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
 
     def _start(self, with_lines: bool) -> None:
+        """Start the history and the notes of each GPU, once CUDA has started."""
         if self._history:
             internals.start_history(with_lines=with_lines)
         self.notes = [Notes(device) for device in range(_C._cuda_getDeviceCount())]
@@ -78,7 +79,7 @@ class Counters(Notebook):
             self._open_interval(*self._waiting)
 
     def without_lines(self) -> None:
-        """Stop to keep the line of code of each allocation."""
+        """Stop recording the line of code of each allocation."""
         if self.notes:
             internals.stop_lines()
 
@@ -182,6 +183,7 @@ class Counters(Notebook):
         return internals.events_in(stats) - notes.zero
 
     def _raise_peaks(self, interval: Interval, stats: Any, counted: str) -> None:
+        """Raise an interval's peaks to a GPU's counters; ``counted``: current or peak."""
         for rung in Levels.__struct_fields__:
             found = stats[f"{rung}_bytes"]["all"][counted]
             setattr(interval, rung, max(getattr(interval, rung), found))
@@ -303,6 +305,7 @@ class CpuCounters(Counters):
         return self.notes[0]
 
     def _reset_peaks(self, number: int, notes: Notes) -> int:
+        """Return the present time: the profiler has no peaks to reset."""
         return notes.now()
 
     def _read_peaks(self, number: int, notes: Notes, interval: Interval) -> int:

@@ -48,7 +48,7 @@ class Counter(TorchDispatchMode):
 
 
 def count_step(step: Callable[[Counter], int]) -> int | str:
-    """Run a step under a counter; return its operations, or why PyTorch cannot count them."""
+    """Run a step under a counter; return its FLOPs, or why PyTorch cannot count them."""
     try:
         with Counter() as counter:
             return step(counter)
@@ -63,7 +63,7 @@ def _pytorch_formula(name: str) -> Any:
 
 
 def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Count attention whose keys and values serve several heads of the queries."""
+    """Count the FLOPs of attention, of which keys and values may serve several query heads."""
     return int(
         _pytorch_formula("sdpa_flop_count")(q.shape, _expand_heads(k, q), _expand_heads(v, q))
     )
@@ -84,29 +84,29 @@ def _expand_heads(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
 
 
 def _count_recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
-    """Count a recurrent layer: each weight of a matrix is used once per step of a sequence."""
+    """Count a recurrent layer's FLOPs: a matrix's weights are used once per sequence step."""
     rows = data.numel() // data.shape[-1]
     return 2 * int(rows) * sum(int(p.numel()) for p in params if p.dim() == 2)
 
 
 def _count_recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
-    """Count a recurrent layer's gradients of inputs, and of weights if they are requested."""
+    """Count the FLOPs of a recurrent layer's gradients of inputs and, if needed, weights."""
     forward = _count_recurrent(data, params)
     return 2 * forward if args[-1][3] else forward
 
 
 def _count_four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
-    """Count a product of ``left`` [..., K] with 4-bit weights whose unpacked shape is [N, K]."""
+    """Count the FLOPs of ``left`` [..., K] times 4-bit weights of unpacked shape [N, K]."""
     return 2 * int(left.numel()) * int(shape[0])
 
 
 def _count_eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Count a product of [..., K] with [N, K]."""
+    """Count the FLOPs of a product of [..., K] with [N, K]."""
     return 2 * int(left.numel()) * int(right.shape[0])
 
 
 def _count_grouped_product(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Count a grouped product: every row of ``left`` belongs to one group."""
+    """Count a grouped product's FLOPs: every row of ``left`` belongs to one group."""
     if left.dim() == 2 and right.dim() == 2:
         return 2 * int(left.shape[0]) * int(left.shape[1]) * int(right.shape[1])
     return 2 * int(out_val.numel()) * int(left.shape[-1])

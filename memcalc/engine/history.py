@@ -81,7 +81,7 @@ class Timeline:
         # In one moment, names come before guesses.
         notes.labels.sort(key=lambda label: label[:2])
         self._waiting = deque(notes.labels)
-        self._read(entries if notes.gap is None else notes.gap.bridge(entries))
+        self._read_entries(entries if notes.gap is None else notes.gap.bridge(entries))
         self._apply_notes(_NEVER)
         for address in [*self._late]:
             self._complete(address)
@@ -94,8 +94,8 @@ class Timeline:
         self._settle_guesses()
         self._check()
 
-    def _read(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Read the entries in order, and apply the notes of the same moments."""
+    def _read_entries(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Read the allocator's entries in order, and apply the notes of the same moments."""
         for at, entry in enumerate(entries):
             action = entry["action"]
             if action == "gap" and self._notes.gap is not None:
@@ -121,7 +121,7 @@ class Timeline:
     def _add_block(self, entry: dict[str, Any]) -> None:
         """Add the block of an allocation, and its event."""
         self._live[entry["addr"]] = len(self.blocks)
-        stream = self._stream(entry["stream"])
+        stream = self._number_stream(entry["stream"])
         block = _Block(entry["addr"], entry["size"], len(self.events), stream)
         block.line = self._user_line(entry)
         self.blocks.append(block)
@@ -138,7 +138,7 @@ class Timeline:
             self._lines[id(frames)] = source_lines.find_in_frames(frames)
         return self._lines[id(frames)]
 
-    def _stream(self, known: object) -> int:
+    def _number_stream(self, known: object) -> int:
         """Return a stream's number in the trace; record a private pool at its first use."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
@@ -155,7 +155,7 @@ class Timeline:
         late = (following.get("action"), following.get("addr")) != ("free_completed", entry["addr"])
         if late:
             # PyTorch's history does not record which stream: a replay gives each block its own.
-            block.used_by = self._stream(object())
+            block.used_by = self._number_stream(object())
             self._add_call("used_by", number, block.used_by)
             self._late[block.address] = number
             self._late_bytes += block.size
@@ -173,6 +173,7 @@ class Timeline:
         self._add_call("passed", number, 0)
 
     def _add_call(self, what: str, number: int, stream: int) -> None:
+        """Record a call of the allocator beside allocations and frees."""
         index = len(self.events)
         self.asides.append(AllocatorCall(index=index, what=what, storage=number, stream=stream))
 
@@ -212,12 +213,13 @@ class Timeline:
                 block.arrived = True
 
     def _guess_component(self, component: Component, since: int) -> None:
+        """Set the guessed component of living blocks born since a moment."""
         for number in reversed(self._live.values()):
             block = self.blocks[number]
             if block.born < since:
                 break
             is_one = block.size <= _ONE_NUMBER and component is not Component.ACTIVATIONS
-            if block.guess is None and not is_one and not self._sent(block):
+            if block.guess is None and not is_one and not self._is_sent(block):
                 block.guess = component
 
     def _find_living(self, address: int) -> _Block | None:
@@ -233,11 +235,12 @@ class Timeline:
         labels = self._notes.labels
         self._waiting = deque(labels[len(labels) - len(self._waiting) :])
 
-    def _sent(self, block: _Block) -> bool:
+    def _is_sent(self, block: _Block) -> bool:
         """Return True if a wrapper over several GPUs sends a block: it uses other streams."""
         return self._wrapped and block.stream > 0
 
     def _name_operators(self) -> None:
+        """Label blocks with the operators and dtypes that the profiler recorded."""
         begin, end = self._notes.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
         seen = torch_internals.blocks_by_operator(self._notes.profiler, self._notes.KIND)
@@ -289,10 +292,10 @@ class Timeline:
             versions={"torch": str(torch.__version__)},
             **more,
         )
-        return take_away(trace, list(self._absences(len(trace.events))))
+        return take_away(trace, list(self._list_absences(len(trace.events))))
 
-    def _absences(self, end: int) -> Iterator[Absence]:
-        """Yield the absences before an event, with the storages that lived there then."""
+    def _list_absences(self, end: int) -> Iterator[Absence]:
+        """Yield the ranges taken off the GPU before an event, with their storages."""
         for one in self._notes.absences:
             if one.begin < end:
                 inside = range(one.at, one.at + one.bytes)
@@ -339,7 +342,7 @@ class Timeline:
             op, dtype = block.op, block.dtype
         component = block.component
         if component is None:
-            component = Component.COMMUNICATION if self._sent(block) else Component.TEMPORARIES
+            component = Component.COMMUNICATION if self._is_sent(block) else Component.TEMPORARIES
         return Storage(
             bytes=block.size,
             component=component,

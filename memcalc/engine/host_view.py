@@ -102,7 +102,7 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
-    """Return the elements of the largest tensor; 0 if none is on the GPU, or any is not plain."""
+    """Return the largest tensor's elements; 0 if none is on the GPU, or any is not plain."""
     most, on_gpu = 0, False
     for group in groups:
         if not is_plain(group):

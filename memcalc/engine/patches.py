@@ -149,6 +149,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
     def _act(self, name: str, module: ModuleType) -> None:
+        """Call the functions that wait for a module's import."""
         for act in self.waiting.pop(name, []):
             act(module)
 

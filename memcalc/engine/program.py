@@ -32,6 +32,7 @@ Make = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def _enable_cudnn(wanted: bool) -> None:
+    """Turn cuDNN's attention on or off; raise if this PyTorch has none to turn on."""
     enable = getattr(torch.backends.cuda, "enable_cudnn_sdp", None)
     if enable is not None:
         enable(wanted)
@@ -211,7 +212,7 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
 
 
 def train(job: Job, phases: Phases, steps: int) -> None:
-    """Run a job's training loop; tell ``phases`` those that it cannot detect."""
+    """Run a job's training loop; report loading and resuming to ``phases``."""
     restore = job.restore
     if restore is not None:
 
@@ -231,7 +232,7 @@ def train(job: Job, phases: Phases, steps: int) -> None:
 def infer(
     program: Program, phases: Phases, *, between: Callable[[bool], None] | None = None
 ) -> None:
-    """Run inference with a loaded model; tell ``phases`` its passes."""
+    """Run inference with a loaded model; report prefill and decoding to ``phases``."""
     model, target = program.model, program.plan.target
     with contextlib.ExitStack() as stack:
         if program.plan.generate is None:

@@ -133,7 +133,7 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
 
 
 def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
-    """Label the memory that the wrapper of a plan's layout takes."""
+    """Patch the wrapper of a plan's layout, such as DDP, to label the memory that it takes."""
     layout = layouts.of(plan)
     if layout.name == layouts.SINGLE:
         return

@@ -28,7 +28,7 @@ the lowest ones."""
 
 
 def make_player(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> Play:
-    """Return a function that replays calls on cards, one after another, by requests to ``ask``.
+    """Return a function that replays allocator calls on several cards, by requests to ``ask``.
 
     The function raises UsageError if the calls contradict each other, and EstimateError if PyTorch
     refuses the settings.
@@ -48,7 +48,7 @@ def warm(*hint: str) -> None:
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Replay calls on a card; the entry point of a child process."""
+    """Replay allocator calls on a card; the entry point of a child process."""
     driver.open_stub()
     card, wanted = decode(Card, request["card"]), decode(Wanted, request["wanted"])
     found: dict[str, Any] = encode(_replay(request["calls"], card, wanted))
@@ -56,7 +56,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
 
 
 def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
-    """Replay calls in this process, with CUDA over the stub driver on a card of this size."""
+    """Replay allocator calls in this process, over the stub driver on a card of this size."""
     import torch
 
     from memcalc.engine import torch_internals as internals
@@ -114,7 +114,7 @@ class _Player:
         self.levels: list[Levels] = []
 
     def play(self) -> Refused | None:
-        """Make all calls; return the request that ran out of memory, or None."""
+        """Replay all allocator calls; return the request that ran out of memory, or None."""
         refused: list[Refused] = []
         self._internals.watch_out_of_memory(
             lambda device, asked, total, free: refused.append(Refused(asked=asked, free=free))
@@ -164,6 +164,7 @@ class _Player:
         return self._streams[number]
 
     def _end_interval(self) -> None:
+        """Append the peaks since the last mark, and reset them."""
         self.intervals.append(self._internals.levels("peak"))
         self._torch.cuda.reset_peak_memory_stats()
 
@@ -175,6 +176,7 @@ class _Player:
         self._blocks[key].record_stream(other)
 
     def _release_stream(self, key: int) -> None:
+        """Report the stream as done that a storage's free waits for."""
         _hold_stream(self._late[key], False)
 
     def _make_private_pool(self, stream: int) -> None:

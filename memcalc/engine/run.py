@@ -109,14 +109,14 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
     begun: list[int] = []
     updates = 0
 
-    def ends(*_: Any) -> None:
+    def count_update(*_: Any) -> None:
         nonlocal updates
         updates += counter.total - begun.pop()
 
     with contextlib.ExitStack() as hooks, layerdrop.off(program.model):
         before = register_optimizer_step_pre_hook(lambda *_: begun.append(counter.total))
         hooks.callback(before.remove)
-        hooks.callback(register_optimizer_step_post_hook(ends).remove)
+        hooks.callback(register_optimizer_step_post_hook(count_update).remove)
         loops.of(program.plan).run(job, 1)
     return counter.total + (counter.total - updates) * (program.plan.grad_accum - 1)
 
@@ -155,7 +155,7 @@ class _FollowedRun(Patches):
             # Triton's cache key of kernels is a hash over its whole library.
             self.when_imported("triton.runtime.cache", self._key_by_version)
         if not plan.infers and not wrapped:
-            self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
+            self.also(register_optimizer_step_pre_hook(self._check_gradients).remove)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -181,6 +181,7 @@ class _FollowedRun(Patches):
         )
 
     def _key_by_version(self, cache: Any) -> None:
+        """Make Triton's cache key its version, in place of a hash of its files."""
         if hasattr(cache, "triton_key"):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
 
@@ -189,7 +190,7 @@ class _FollowedRun(Patches):
         if assumed != RULE and not assumed.startswith(UNKNOWN.partition("{")[0]):
             self.say(assumed)
 
-    def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _check_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Add a note if many trained weights have no gradient at the optimizer's step."""
         if isinstance(optimizer, InBackward):
             return  # Its gradients were used and freed before.
@@ -245,7 +246,7 @@ def _train(
 
     def batch() -> Batch:
         sized = program.resize(plan.batch, next(coming)) if lengths else program
-        return _batch(sized, followed.counters)
+        return _make_batch(sized, followed.counters)
 
     # The checkpoint of a resumed run is made by a step that does not count.
     phases.leave()
@@ -262,13 +263,13 @@ def _infer(program: Program, followed: _FollowedRun) -> None:
     counters = followed.counters
     followed.names.watch(0)
     programs.infer(
-        replace(program, batch=lambda _: _batch(program, counters)),
+        replace(program, batch=lambda _: _make_batch(program, counters)),
         followed.phases,
         between=lambda begins: counters.pause() if begins else counters.resume(),
     )
 
 
-def _batch(program: Program, counters: Counters) -> Batch:
+def _make_batch(program: Program, counters: Counters) -> Batch:
     made = program.batch(program.plan.target)
     counters.name(Component.INPUTS, made.values())
     return made

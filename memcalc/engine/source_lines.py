@@ -35,7 +35,7 @@ def is_users(file: str) -> bool:
 
 
 def users_frame(*, direct: bool = False) -> FrameType | None:
-    """Return the innermost frame of the user's code in this thread.
+    """Return the innermost frame of the user's code in this thread, or None.
 
     ``direct``: None if a package's code runs below it.
     """
@@ -48,7 +48,7 @@ def users_frame(*, direct: bool = False) -> FrameType | None:
 
 
 def find_line() -> str:
-    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
+    """Return the user's innermost running line, such as ``train.py:41``, or ""."""
     frame = users_frame()
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 

@@ -62,7 +62,7 @@ def keywords_of_call() -> dict[str, Any]:
 
 
 def stop_lines() -> None:
-    """Stop to record lines of code in the history, if this release keeps the history then."""
+    """Stop recording lines of code in the history, if this release keeps the history then."""
     if "clear_history" in inspect.signature(_record_history).parameters:
         _record_history("all", context=None, max_entries=EVERYTHING)
 
@@ -171,7 +171,7 @@ def retries() -> int:
 
 
 def levels(kind: str = "current") -> Levels:
-    """Return the counters of the first GPU; ``kind``: ``current`` or ``peak``."""
+    """Return the first GPU's requested, allocated, active and reserved bytes, or their peaks."""
     stats = _C._cuda_memoryStats(0)
     return Levels(
         requested=stats["requested_bytes"]["all"][kind],

@@ -63,7 +63,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
-    """Read the sizes in a config; return None if its architecture has no closed form."""
+    """Read the sizes of a model's transformer blocks from its config, or return None."""
     model_type = config.get("model_type")
     if model_type not in _GATED and model_type not in _UNGATED:
         return None
@@ -103,7 +103,7 @@ def _first_int(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def activation_bytes(blocks: Blocks, setting: Setting) -> int:
-    """Return the bytes saved for backward at the end of forward, with logits and loss."""
+    """Return the bytes that forward saves for backward, with logits and loss."""
     if setting.checkpointing:
         inside = _layer_bytes(blocks, setting)
         tokens = setting.batch * setting.seq
@@ -134,13 +134,13 @@ def _layer_bytes(blocks: Blocks, setting: Setting) -> int:
 
 
 def head(blocks: Blocks, setting: Setting) -> int:
-    """Return the bytes of logits, of their fp32 copy if they are 16-bit, and of the log-softmax."""
+    """Return the bytes of logits, their fp32 copy for 16-bit models, and the log-softmax."""
     copy = 1 if setting.element < _FLOAT else 0
     return logits(blocks, setting) + (1 + copy) * _fp32_logits_bytes(blocks, setting)
 
 
 def logits(blocks: Blocks, setting: Setting) -> int:
-    """Return the bytes of the scores over the vocabulary, in the model's dtype."""
+    """Return the bytes of the logits, in the model's dtype."""
     return setting.batch * setting.seq * blocks.vocabulary * setting.element
 
 
@@ -150,7 +150,7 @@ def loss_gradient(blocks: Blocks, setting: Setting) -> int:
 
 
 def outputs(blocks: Blocks, setting: Setting) -> int:
-    """Return the bytes of a language model's outputs: logits, keys and values (``use_cache``)."""
+    """Return the bytes of a language model's outputs: logits, and keys and values if cached."""
     if not setting.logits:
         return 0
     cached = blocks.cached and not setting.checkpointing

@@ -71,7 +71,7 @@ def estimate(
     choice: Choice,
     gpu: Gpu | None = None,
 ) -> Prediction:
-    """Predict without running any code, for tensors in the plan's precision.
+    """Predict a plan's memory by closed forms alone, without running any code.
 
     Raises:
         UsageError: the sizes in the config contradict each other.
@@ -89,7 +89,7 @@ def estimate(
         gradients=sum(p.bytes for p in updated),
     )
     live = _activation_bytes(plan, source, inventory)
-    levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
+    levels, parts = _sum_phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
     top = max(levels, key=levels.__getitem__)
     # This verdict needs no replay: the bytes that every step holds exceed the GPU.
     device = make_device(gpu) if gpu is not None else None
@@ -109,14 +109,14 @@ def estimate(
         fit=replace(fit, metric="requested") if fit is not None else None,
         assumptions=assumptions,
         uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
-        unknown=_unknown_reasons(live, None if fit is not None else device, kept, levels[top]),
+        unknown=_explain_unknown(live, None if fit is not None else device, kept, levels[top]),
     )
 
 
-def _unknown_reasons(
+def _explain_unknown(
     live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
 ) -> dict[str, str]:
-    """Return the reason of each unknown figure, by its name.
+    """Return why figures are unknown, by the figure's name.
 
     ``device``: the GPU to fit; None if none was named, or the run certainly does not fit.
     """
@@ -135,10 +135,10 @@ def _unknown_reasons(
     return unknown
 
 
-def _phases(
+def _sum_phases(
     plan: Plan, live: ActivationBytes, *, kept: FixedBytes, scratch: int
 ) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
-    """Return the peak and the components of each phase of the steady step.
+    """Return the bytes of each phase of the steady step, and its components.
 
     Gradients and activations trade places in backward: its peak is at its start, where all
     activations and the gradient of the loss live, or at its end, where all gradients live.
@@ -199,7 +199,7 @@ def _activation_bytes(plan: Plan, source: ModelSource, inventory: Inventory) -> 
 
 
 def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
-    """Return a step's temporaries: foreach copies whole lists (torch/optim/*.py, 2.13)."""
+    """Return an optimizer step's temporary bytes: foreach copies lists (torch/optim/*.py, 2.13)."""
     sizes = [p.bytes for p in updated]
     if choice.kind == "foreach":
         if choice.row.name == "sgd":
@@ -209,7 +209,7 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
 
 
 def least(plan: Plan, inventory: Inventory) -> int:
-    """Return a lower bound of the bytes that every step holds when backward ends.
+    """Return a lower bound of the bytes on a GPU when backward ends, by closed forms.
 
     It counts weights, optimizer state, and all gradients unless each is used inside backward; with
     adapters, only the weights that they adapt. Over GPUs it is the mean of their shares, because
@@ -240,7 +240,7 @@ def least(plan: Plan, inventory: Inventory) -> int:
 
 
 def apply_precision(inventory: Inventory, plan: Plan) -> Inventory:
-    """Return the inventory with the plan's precision and frozen parameters; buffers change too.
+    """Return a model's tensors in the plan's precision, with its frozen parameters.
 
     With adapters the precision stays: the inventory has it already, and peft widens some tensors.
 

@@ -80,20 +80,20 @@ class Answers:
 
     @functools.cached_property
     def workers(self) -> int:
-        """Return the most runs at once."""
+        """The most simulated runs at once."""
         return room() if self._workers is None else max(self._workers, 1)
 
     @functools.cached_property
     def _turn(self) -> threading.Semaphore:
-        """Return the semaphore that a run holds while it runs."""
+        """The semaphore that limits simulated runs at once."""
         return threading.Semaphore(self.workers)
 
     def predict(self, plans: Sequence[Plan]) -> Iterator[Answer]:
-        """Answer plans in order; a plan that fails yields its error and the rest go on."""
+        """Predict plans in order, from the cache or by runs; a plan that fails yields its error."""
         return map(self._add_notes, plans, cast(Iterator[Answer], self._answer_each(plans, ())))
 
     def trace(self, plan: Plan) -> Traced:
-        """Return the prediction and events of one plan, from the cache or by a run.
+        """Return the prediction and allocation events of a plan, from the cache or by a run.
 
         Raises:
             MemcalcError: it cannot be traced.
@@ -101,7 +101,7 @@ class Answers:
         return self.trace_with(plan, ())[0]
 
     def trace_with(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
-        """Trace one plan, and answer others in parallel with it.
+        """Trace one plan while predicting others in parallel.
 
         Raises:
             MemcalcError: the first plan cannot be traced; other plans yield their errors.
@@ -114,7 +114,7 @@ class Answers:
         return traced, map(self._add_notes, others, cast(Iterator[Answer], found))
 
     def predict_one(self, plan: Plan) -> Prediction:
-        """Answer one plan.
+        """Predict one plan; raise its error if it fails.
 
         Raises:
             MemcalcError: it cannot be answered.
@@ -183,7 +183,7 @@ class Answers:
             waiting.clear()
 
     def predict_lengths(self, plan: Plan, lengths: Sequence[int]) -> Prediction:
-        """Run one plan over a batch of each of these lengths.
+        """Predict one plan over batches of these lengths (in tokens), one after the other.
 
         Raises:
             MemcalcError: it cannot be answered.
@@ -218,17 +218,17 @@ class Answers:
         """Return the answer of a plan that is known already, with its events if requested."""
         found = self._known.get(plan)
         if found is None or (traced and isinstance(found, Prediction)):
-            found = self._load_trace(plan) if traced else self._load(plan)
+            found = self._load_trace(plan) if traced else self._load_prediction(plan)
             if found is not None:
                 self._known[plan] = found
         return found.prediction if isinstance(found, Traced) and not traced else found
 
     def _run(self, plans: Sequence[Plan], traced: bool) -> Sequence[Traced | Answer]:
-        """Run the first of some plans; the others are answered by replays of its run."""
+        """Predict plans that one run answers: run the first, replay for the others."""
         plan = plans[0]
         if (base := self._find_traced(plan)) is not None and not traced:
             return [replay(base, one, self.memory) for one in plans]
-        checked = self._check(plan)
+        checked = self._check_once(plan)
         how: dict[str, Any] = {"memory": self.memory, "timeout": self._timeout}
         self.runs += 1
         try:
@@ -249,31 +249,31 @@ class Answers:
             return [EstimateError(f"The simulated run did not start: {error}.")] * len(plans)
 
     def _find_traced(self, plan: Plan) -> Traced | None:
-        """Return a run that a replay of answers this plan too, or None."""
+        """Return a traced run whose replay can answer a plan, or None."""
         key, traced = _find_run(plan), [one for one in self._known.values() if type(one) is Traced]
         return next((one for one in traced if _find_run(one.prediction.plan) == key), None)
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""
-        checked = self._check(plan)
+        checked = self._check_once(plan)
         if not isinstance(answer, Prediction) or not isinstance(checked, Checked):
             return answer
         assumed = (*checked.notes, *answer.assumptions)
         missed = (*checked.uncounted, *answer.uncounted)
         return replace(answer, assumptions=assumed, uncounted=missed)
 
-    def _load(self, plan: Plan) -> Answer | None:
-        """Return the cached answer of a plan, its error if it is refused, or None."""
-        checked = self._check(plan)
+    def _load_prediction(self, plan: Plan) -> Answer | None:
+        """Return the cached prediction of a plan, the error that refuses it, or None."""
+        checked = self._check_once(plan)
         if isinstance(checked, MemcalcError):
             return checked
-        found = kept.load(self._key(plan), plan)
+        found = kept.load(self._cache_key(plan), plan)
         if found is None and self._figures:
-            found = kept.load(self._key(plan, "figures"), plan)
+            found = kept.load(self._cache_key(plan, "figures"), plan)
         return None if self._counted and found is not None and found.flops is None else found
 
     def _load_trace(self, plan: Plan) -> Traced | MemcalcError | None:
-        """Return the cached answer of a plan with its events, its error, or None.
+        """Return the cached prediction and events of a plan, its error, or None.
 
         The events of a command are from its last run.
         """
@@ -282,19 +282,19 @@ class Answers:
             gone = EstimateError(f"the command's trace is no longer kept: type {run}")
             known = kept.load_trace(kept.simulated_key(plan), plan)
             return self._saved.get(plan) or known or gone
-        checked = self._check(plan)
+        checked = self._check_once(plan)
         if isinstance(checked, MemcalcError):
             return checked
-        return kept.load_trace(self._key(plan), plan)
+        return kept.load_trace(self._cache_key(plan), plan)
 
     def _store(self, plan: Plan, answer: object) -> None:
         whole = isinstance(answer, Traced) or not self._figures
-        key = self._key(plan, "trace" if whole else "figures")
+        key = self._cache_key(plan, "trace" if whole else "figures")
         if isinstance(answer, Prediction | Traced) and key is not None:
             kept.store(key, answer)
 
-    def _check(self, plan: Plan) -> Checked | MemcalcError:
-        """Return the checked plan, or the error that refuses it; each plan is checked once."""
+    def _check_once(self, plan: Plan) -> Checked | MemcalcError:
+        """Validate a plan, or return the error that refuses it; the result is remembered."""
         if plan not in self._checked:
             try:
                 self._checked[plan] = check(plan)
@@ -302,9 +302,9 @@ class Answers:
                 self._checked[plan] = error
         return self._checked[plan]
 
-    def _key(self, plan: Plan, kind: str = "trace") -> str | None:
-        """Return a plan's key in the cache, or None if its answer is not cached."""
-        checked = self._check(plan)
+    def _cache_key(self, plan: Plan, kind: str = "trace") -> str | None:
+        """Return the cache key of a plan's answer, or None if it is not cached."""
+        checked = self._check_once(plan)
         if isinstance(checked, MemcalcError) or not self._use_cache:
             return None
         config = checked.source.config
@@ -320,7 +320,7 @@ class Answers:
 
 
 def replay(base: Traced, plan: Plan, memory: int | None = None) -> Answer:
-    """Answer a plan by replaying the run of one that differs in how memory is had.
+    """Predict a plan by replaying another plan's trace with its own allocator settings or GPU.
 
     ``memory``: bytes of the GPU, in place of its own.
     """
@@ -359,12 +359,12 @@ def _import_engine() -> Engine:
 
 
 def room() -> int:
-    """Return how many runs the machine has cores and free memory for; at least one."""
+    """Return how many simulated runs fit the machine's cores and free memory; at least 1."""
     return max(1, min(len(os.sched_getaffinity(0)), free_memory() // RUN_BYTES))
 
 
 def free_memory() -> int:
-    """Return the bytes that new processes may take, of the machine or a container with less."""
+    """Return the bytes of main memory that new processes may take, here or in this container."""
     import psutil
 
     left = _free_container_memory()

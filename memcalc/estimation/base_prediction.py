@@ -21,7 +21,7 @@ def build_prediction(
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
-    """Return a prediction of requested bytes; ``components``: bytes by kind in the peak's phase."""
+    """Build a prediction of requested bytes from its phases' peaks and components."""
     top = highest(phases)
     return Prediction(
         plan=plan,
@@ -45,7 +45,7 @@ def build_prediction(
 
 
 def highest(phases: Sequence[PhasePeak]) -> PhasePeak:
-    """Return the phase of the peak."""
+    """Return the phase with the highest peak."""
     return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
@@ -87,12 +87,12 @@ NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
 
 
 def is_whole(plan: Plan) -> bool:
-    """Return True if each GPU holds all weights, gradients and optimizer state of a plan."""
+    """Return True if each GPU holds all weights, gradients and optimizer state (no sharding)."""
     return layouts.spread(plan).layout in _UNDIVIDED
 
 
 def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
-    """Return the optimizer's state on one GPU.
+    """Describe the optimizer's state on one GPU, by closed form or from the trace.
 
     It follows from closed forms where the registry has them. For state that is divided over GPUs,
     and for the user's own classes, it is the state that the trace holds after the last step, which

@@ -23,7 +23,7 @@ class CardMemory(NamedTuple):
 
 
 def card_memory(gpu: Gpu | None) -> CardMemory:
-    """Return the memory of a GPU; without a GPU, of one that is never full."""
+    """Return how a GPU's memory divides between driver, context and allocator."""
     context = contexts.ranges(gpu).total
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:

@@ -22,7 +22,7 @@ default the collector would take a tenth of the time."""
 
 
 def warm(*hint: str) -> None:
-    """Open the stub driver and import what runs of an architecture have in common."""
+    """Open the stub driver and import the modules that runs of an architecture need."""
     driver.open_stub()
     importlib.import_module("memcalc.estimation.worker").warm(*hint)
 

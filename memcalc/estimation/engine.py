@@ -62,14 +62,14 @@ class Releases(NamedTuple):
 
     @staticmethod
     def from_plan(plan: Plan) -> "Releases":
-        """Return the releases that a plan runs with."""
+        """Return the PyTorch and transformers releases that a plan runs with."""
         own = find_user_code(plan) is not None
         asks = plan.attention == FLASH_ATTN
         return Releases(plan.torch, plan.transformers, own, asks)
 
 
 class Engine:
-    """The fork servers of this process: a second question imports nothing.
+    """The fork servers of this process, in whose forks plans run over the stub driver.
 
     A server starts with its first question, and ends with this process, or after ``_IDLE`` seconds
     without a question. Threads may share the engine.
@@ -95,7 +95,7 @@ class Engine:
             self._servers.clear()
 
     def predict(self, plan: Plan, **how: Any) -> Prediction:
-        """Run one plan; arguments and errors are as in ``predict_together``."""
+        """Predict one plan by a simulated run; arguments as in ``predict_together``."""
         return self.predict_together([plan], **how)[0]
 
     def predict_together(
@@ -108,7 +108,7 @@ class Engine:
         lengths: Sequence[int] = (),
         timeout: float = math.inf,
     ) -> list[Prediction]:
-        """Run the first plan, and answer the others by replays of its run.
+        """Run the first plan, and predict the others by replays of its run.
 
         Args:
             plans: they differ in GPUs that run the same kernels, and in settings of the allocator.
@@ -128,7 +128,7 @@ class Engine:
         return [decode(Prediction, one) for one in found]
 
     def trace(self, plan: Plan, *, memory: int | None = None, timeout: float = math.inf) -> Traced:
-        """Run one plan; return the prediction with its events. Raises like ``predict``."""
+        """Run one plan; return its prediction and allocation events."""
         answer = self._run(plan, timeout, keep=True, memory=memory)
         try:
             trace = unpack(decode(bytes, answer["trace"]))
@@ -137,7 +137,7 @@ class Engine:
         return Traced(prediction=decode(Prediction, answer["prediction"]), trace=trace)
 
     def inventory(self, plan: Plan) -> Inventory:
-        """Return the tensors of a plan's model and adapters; the model is not run."""
+        """Return the parameters and buffers of a plan's model and adapters; nothing is run."""
         return decode(Inventory, self._run(plan, math.inf, inventory=True)["inventory"])
 
     def player(self, plan: Plan | None = None) -> Play:
@@ -152,22 +152,24 @@ class Engine:
     def ask(
         self, module: str, name: str, request: dict[str, Any], plan: Plan | None = None
     ) -> dict[str, Any]:
-        """Send a request to a fork with a plan's PyTorch, or the installed one; return the answer.
+        """Call ``module.name`` with a request in a fork that has a plan's PyTorch.
 
         For ``module``, ``name`` and ``request`` see ``ForkServer.ask``.
         """
         own = Releases(plan.torch, plan.transformers) if plan is not None else Releases()
-        with self._lend(own, {}, alone=False) as server:
+        with self._lend_server(own, {}, alone=False) as server:
             return server.ask(module, name, request)
 
     def _run(self, plan: Plan, timeout: float, **request: Any) -> dict[str, Any]:
-        """Run a plan in a fork; run it again, changed, as long as the answer asks for that."""
+        """Run a plan in a fork, and again with added fields while the answer asks for it."""
         hint = (models.find(plan.model).model_type, *_modules(plan))
         answer: dict[str, Any] = {"again": {"plan": encode(plan)}}
         while "again" in answer:
             request |= answer["again"]
             alone = bool(request.get("alone"))
-            with self._lend(Releases.from_plan(plan), _gpu_settings(plan), alone=alone) as server:
+            with self._lend_server(
+                Releases.from_plan(plan), _gpu_settings(plan), alone=alone
+            ) as server:
                 try:
                     answer = server.ask(JOB, RUN, request, hint=hint, timeout=timeout)
                 except TimeoutError:
@@ -175,10 +177,10 @@ class Engine:
         return answer
 
     @contextlib.contextmanager
-    def _lend(
+    def _lend_server(
         self, releases: Releases, gpu: Mapping[str, str], *, alone: bool
     ) -> Iterator[ForkServer]:
-        """Find or make a server, and yield it; it is not ended before the block ends.
+        """Find or start a fork server and yield it; it is not closed before the block ends.
 
         ``gpu``: the settings of the GPU that a new server starts with; ``alone``: do not use a
         server that started with another GPU.
@@ -188,7 +190,7 @@ class Engine:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
-            server = self._servers.pop(key, None) or _server(releases, gpu, alone)
+            server = self._servers.pop(key, None) or _make_server(releases, gpu, alone)
             self._servers[key] = server
             self._askers[key] += 1
             idle = [one for one in self._servers if not self._askers[one]]
@@ -210,8 +212,8 @@ atexit.register(engine.close)
 os.register_at_fork(after_in_child=engine.forget)
 
 
-def _server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> ForkServer:
-    """Make a fork server with these releases and GPU settings; it starts when it is asked."""
+def _make_server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> ForkServer:
+    """Make a fork server with these releases and GPU settings; it starts when first asked."""
     found = environment.find(releases.torch, releases.transformers)
     added = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     # Nothing is compiled here: the import of Inductor must not make a folder.
@@ -225,7 +227,7 @@ def _server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> ForkServ
 
 
 def _gpu_settings(plan: Plan) -> dict[str, str]:
-    """Return the variables through which imports see a plan's GPU; empty on the CPU."""
+    """Return the environment variables that describe a plan's GPU; empty on the CPU."""
     question = look_up(plan)
     return {} if plan.target == "cpu" else simulated_gpu.settings(question.gpu, question.target)
 

@@ -23,7 +23,7 @@ from memcalc.workload import layouts
 
 
 def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-    """Answer each plan by closed forms; a plan that fails yields its error."""
+    """Predict each plan by closed forms; a plan that fails yields its error."""
     inventories: dict[tuple[str, ...], Inventory] = {}
     for plan in plans:
         try:
@@ -65,7 +65,7 @@ def _estimate_by_closed_forms(
 
 
 def load_inventory(checked: Checked) -> Inventory:
-    """Return the tensors of a plan's model, shipped or built in a child process.
+    """Return the parameters of a plan's model: shipped, or built in a child process.
 
     Raises:
         MemcalcError: the model cannot be built.
@@ -113,7 +113,7 @@ def answers(
     workers: int | None = 1,
     timeout: float = math.inf,
 ) -> Iterator[Answer]:
-    """Answer plans in order; a plan that fails yields its error and the rest go on.
+    """Predict plans in order by a method; a plan that fails yields its error.
 
     ``workers`` is the most processes that trace at once; with None the machine's memory decides.
     ``timeout``: seconds after which a run is ended with an error.

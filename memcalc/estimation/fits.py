@@ -42,7 +42,7 @@ def outside_span(
     convolves: bool = False,
     groups: tuple[int, ...] = (),
 ) -> Span:
-    """Return the bytes of a process outside the allocator; without a GPU, the range over all GPUs.
+    """Return the byte range of a process outside the allocator, on a GPU or over all GPUs.
 
     ``convolves``: the model has convolutions, so cuDNN is loaded; ``groups``: the size of each
     group that communicates through NCCL, in addition to the groups of the plan's layout.
@@ -63,7 +63,7 @@ def outside_span(
 def _spans_by_name(
     gpu: Gpu | None, plan: Plan | None, *, convolves: bool
 ) -> dict[str | None, Span]:
-    """Return the bytes of CUDA context and kernels' code by name, and the total under None.
+    """Return the byte ranges of context and kernel code by name, their total under None.
 
     They depend on whether kernels are loaded lazily.
     """
@@ -102,11 +102,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of the process outside the allocator."""
 
     def room(self, context: int) -> int:
-        """Return the bytes left for the allocator."""
+        """Return the bytes left for the allocator beside a context of this size."""
         return max(self.capacity - context, 0)
 
     def cards(self, conf: str) -> tuple[Card, Card]:
-        """Return the card with the room that the largest context leaves, and the smallest.
+        """Return the cards to replay on: with the largest, and with the smallest context.
 
         ``conf``: ``PYTORCH_ALLOC_CONF`` of the run.
         """
@@ -118,7 +118,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_device(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
-    """Return the device of a GPU for runs of a plan; ``memory``: bytes to assume in its place."""
+    """Return a GPU as a device to fit, with its context; ``memory`` replaces its size."""
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
@@ -141,7 +141,7 @@ def verdict_with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict
 
 
 def margin(capacity: int) -> int:
-    """Return the bytes of a GPU that a fitting run leaves free."""
+    """Return the bytes that must stay free for a run to fit for sure."""
     return int(capacity * MARGIN)
 
 
@@ -156,7 +156,7 @@ def explain_tight(fit: Fit) -> str:
 
 
 def describe_growth(grows: Growth) -> str:
-    """Return a clause on a script's growth: bytes per step, steps until it is full, and where."""
+    """Return a phrase on a script's memory growth: bytes per step, steps until full, line."""
     often = "a step on average" if grows.varies else "every step"
     full = f", out of memory after about {grows.steps:,} more steps" if grows.steps else ""
     at = f"; made at {grows.line}" if grows.line else ""
@@ -168,7 +168,7 @@ def describe_growth(grows: Growth) -> str:
 def cards_to_try(
     settings: AllocatorSettings, device: Device, unlimited: Levels
 ) -> tuple[Card, ...]:
-    """Return the cards to replay a run on, the one with less room first; empty if it surely fits.
+    """Return the cards on which a run must be replayed to judge its fit; () if none.
 
     ``unlimited``: peaks of the run without a memory limit.
     """
@@ -185,7 +185,7 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Judge whether a run fits a device: replay it with the largest and the smallest context.
+    """Judge whether a run fits a device, by replays with the largest and smallest context.
 
     A run that fits with the smallest context only is tight.
     """
@@ -194,14 +194,14 @@ def judge(
     for card, found in zip(cards, (None, FitVerdict.TIGHT), strict=False):
         (run,) = replays([card])
         if run.refused is None:
-            return _fit(device, allowed, found, run.peaks.reserved, run.retries)
+            return _make_fit(device, allowed, found, run.peaks.reserved, run.retries)
     fails = cards or unlimited.allocated > device.room(device.context.low)
     found = FitVerdict.DOES_NOT_FIT if fails else None
-    return _fit(device, allowed, found, unlimited.reserved)
+    return _make_fit(device, allowed, found, unlimited.reserved)
 
 
 def cannot_fit(least: int, device: Device) -> Fit | None:
-    """Return the fit of a run whose live bytes alone exceed the device, else None."""
+    """Return a fit that says no if ``least`` bytes exceed the device, else None."""
     if least <= device.room(device.context.low):
         return None
     return Fit(
@@ -213,10 +213,10 @@ def cannot_fit(least: int, device: Device) -> Fit | None:
     )
 
 
-def _fit(
+def _make_fit(
     device: Device, allowed: int | None, found: FitVerdict | None, reserved: int, retries: int = 0
 ) -> Fit:
-    """Return the fit of a run by its reserved bytes; ``found``: a verdict that is known already."""
+    """Return the fit of a run with these reserved bytes; ``found``: a verdict already known."""
     likely = device.context.likely
     outside = likely if likely is not None else device.context.high
     high = reserved + device.context.high

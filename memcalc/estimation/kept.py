@@ -24,14 +24,14 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def store(name: str, answer: Prediction | Traced) -> None:
-    """Cache an answer, unless a missing network changed it."""
+    """Cache a prediction or a trace, unless it lacks what only a network gives."""
     prediction = answer.prediction if isinstance(answer, Traced) else answer
     if any(offline.MISSING in sentence for sentence in prediction.uncounted):
         return  # The answer would differ with a network.
-    _store(name, answer)
+    _store_answer(name, answer)
 
 
-def _store(name: str, answer: Prediction | Traced) -> None:
+def _store_answer(name: str, answer: Prediction | Traced) -> None:
     if isinstance(answer, Traced):
         cache.store(name, answer.trace)
         answer = answer.prediction
@@ -52,9 +52,9 @@ def load_trace(name: str | None, plan: Plan) -> Traced | None:
 
 
 def keep(traced: Traced) -> None:
-    """Cache a command's trace, and the fact that the command ran in this folder."""
+    """Cache a command's trace, and a mark that the command ran in this folder."""
     plan = traced.prediction.plan
-    _store(simulated_key(plan), traced)
+    _store_answer(simulated_key(plan), traced)
     if plan.command:
         cache.store(_command_key(plan), traced.prediction)
 

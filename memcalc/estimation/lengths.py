@@ -28,7 +28,7 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw lengths in tokens from a distribution or a file (see ``FORM``), cut at ``longest``.
+    """Draw ``count`` sample lengths in tokens from a text: a distribution, or a file's path.
 
     Equal arguments give equal lengths.
 
@@ -56,7 +56,7 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
 
 
 def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
-    """Run a hundred batches of varying length in three ways and return the peaks of each way.
+    """Run a hundred batches of varying length in three ways; return each way's peaks.
 
     ``text``: the lengths, as ``samples`` reads them, cut at ``plan.seq``; ``timeout``: seconds
     after which a run is ended.
@@ -108,7 +108,7 @@ def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Var
 
 
 def with_varied_peak(answer: Prediction, found: Varied) -> Prediction:
-    """Return an estimate with the peak and fit over all batches, in the order drawn."""
+    """Return a prediction with peak and fit over batches of varying length."""
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used

@@ -35,11 +35,11 @@ UNCOUNTED = (
 
 
 def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Prediction:
-    """Make a prediction from a run; its calls are replayed if the plan's GPU is too small."""
+    """Make a prediction from a traced run, replaying it if the plan's GPU is too small."""
     trace = run.trace
-    notes = tuple(_note_cache(question.plan, trace))
+    notes = tuple(_note_kv_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        answer = _build(question, trace, state, requested_phases(trace), notes)
+        answer = _make_prediction(question, trace, state, requested_phases(trace), notes)
         # The CPU has no caching allocator: only requested bytes are known.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
@@ -55,7 +55,9 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
-    answer = _on_cuda(_build(question, trace, state, phases, notes), trace, question.gpu)
+    answer = _add_gpu_rungs(
+        _make_prediction(question, trace, state, phases, notes), trace, question.gpu
+    )
     if crowded is not None:
         span = freed_cache_span(answer.peak.reserved or 0, reached.peaks.reserved)
         answer = replace(answer, allocator=span)
@@ -73,7 +75,7 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
     return replace(answer, fit=fit)
 
 
-def _build(
+def _make_prediction(
     question: ResolvedPlan,
     trace: Trace,
     state: OptimizerState,
@@ -96,8 +98,8 @@ def _build(
     )
 
 
-def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
-    """Add a GPU's rungs to a prediction: allocated, reserved, and process memory if known."""
+def _add_gpu_rungs(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
+    """Add allocated, reserved and process memory of a GPU to a prediction."""
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
@@ -134,8 +136,8 @@ def freed_cache_span(reserved: int, unlimited: int) -> Span:
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
 
 
-def _note_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Yield notes: the KV cache's bytes per token, and when the cache exceeds the weights."""
+def _note_kv_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Yield notes: the KV cache's bytes per token, and when it exceeds the weights."""
     if plan.gathers:
         yield from _note_quantized_cache(plan, trace)
         return
@@ -179,7 +181,7 @@ def _note_quantized_cache(plan: Plan, trace: Trace) -> Iterator[str]:
 
 
 def predict_by_replay(question: ResolvedPlan, run: Replays, known: Prediction) -> Prediction:
-    """Answer a plan by a replay of another's run, from which it differs in how memory is had.
+    """Predict a plan by replaying another plan's run under its allocator settings or GPU.
 
     ``known``: the answer of that run.
 

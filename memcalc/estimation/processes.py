@@ -14,7 +14,7 @@ _WORST = *FITTING, FitVerdict.LEAKS, FitVerdict.DOES_NOT_FIT
 
 
 def need(prediction: Prediction) -> tuple[int, int, int]:
-    """Return a sort key of answers by memory: the fit's verdict, then reserved and allocated."""
+    """Return the sort key of a prediction by memory: verdict, then reserved, then allocated."""
     fit, peak = prediction.fit, prediction.peak
     worst = _WORST.index(fit.verdict) if fit is not None else 0
     return worst, peak.reserved or 0, peak.allocated or peak.requested
@@ -28,7 +28,7 @@ def make_rank_row(
     stage: int | None = None,
     code: int = 0,
 ) -> OnRank:
-    """Return a rank's row in the table of all ranks."""
+    """Return a rank's row in the prediction's table of all ranks."""
     dominant = max(prediction.components, key=lambda name: prediction.components[name])
     return OnRank(
         rank=rank,
@@ -43,7 +43,7 @@ def make_rank_row(
 
 
 def combine_ranks(answers: Mapping[int, dict[str, Any]], over: Spread) -> dict[str, Any]:
-    """Return the worker's answer of the rank that needs most memory, with a row for each rank.
+    """Return the worker's answer of the rank that needs most, with a row for each rank.
 
     ``answers``: by rank, of the ranks that ran: one of each stage, or the first and the last.
     """

@@ -41,7 +41,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical(plan: Plan) -> Plan:
-    """Return the plan with the catalog's spellings of its names, so that equal plans compare equal.
+    """Return the plan with the catalog's spellings of its model and GPU.
 
     Raises:
         UsageError: it names something unknown.
@@ -55,7 +55,7 @@ def canonical(plan: Plan) -> Plan:
 
 
 def look_up(plan: Plan, memory: int | None = None) -> ResolvedPlan:
-    """Look up the optimizer, GPU and PyTorch that a plan names.
+    """Look up the optimizer, GPU and PyTorch release that a plan names.
 
     ``memory``: bytes of the GPU, in place of its own.
 
@@ -89,7 +89,7 @@ def find_user_code(plan: Plan) -> str | None:
 
 
 def shell_notes(plan: Plan) -> tuple[str, ...]:
-    """Return sentences on variables of this shell that could change a figure but are ignored."""
+    """Return notes on environment variables that affect PyTorch but not the estimate."""
     if plan.command:
         return ()
     names = variables.left_out(os.environ)
@@ -104,7 +104,7 @@ def shell_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
-    """Return the GPU's and PyTorch's properties for a plan, and the assumptions about them.
+    """Return the target (GPU properties and PyTorch release) of a plan, and notes on it.
 
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.

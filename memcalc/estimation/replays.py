@@ -22,7 +22,7 @@ from memcalc.records.trace import highest as highest_events
 
 
 def find_device(question: ResolvedPlan) -> Device | None:
-    """Return the GPU of a question as a device, or None if it names no GPU and no size."""
+    """Return a plan's GPU as a device to fit, or None if it names no GPU and no size."""
     if question.gpu is None and question.memory is None:
         return None
     return make_device(question.gpu, question.memory, question.plan)
@@ -37,7 +37,7 @@ class Replays:
         self._known: dict[Card, Replay] = {}
 
     def on(self, cards: Sequence[Card]) -> list[Replay]:
-        """Replay the run on each of these cards.
+        """Replay the run's allocations on each of these cards, each card once.
 
         Raises:
             MemcalcError: it cannot be replayed.
@@ -57,14 +57,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome(trace: Trace) -> Outcome:
-    """Return the peaks of a CUDA run that had no memory limit."""
+    """Return the peaks of a traced CUDA run without memory limit, in all and by phase."""
     rungs = Levels.__struct_fields__
     peaks = {rung: max(getattr(one, rung) or 0 for one in trace.readings) for rung in rungs}
-    return Outcome(peaks=Levels(**peaks), phases=_phases(trace))
+    return Outcome(peaks=Levels(**peaks), phases=_read_phases(trace))
 
 
 def read_replay(replayed: Replay, trace: Trace) -> Trace:
-    """Return a run's trace with the peaks that its replay reached.
+    """Return a run's trace with its peaks replaced by those of a replay.
 
     Requested bytes are at most the run's own: PyTorch's counter includes freed blocks that wait for
     another stream.
@@ -77,7 +77,7 @@ def read_replay(replayed: Replay, trace: Trace) -> Trace:
 
 
 def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Return the requested peaks of the phases that count, for a run without caching allocator."""
+    """Return each phase's peak of requested bytes, for a run on the CPU."""
     events = highest_events(trace)
     return tuple(
         PhasePeak(phase=phase, requested=sum(components(trace, events[phase]).values()))
@@ -86,8 +86,8 @@ def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
     )
 
 
-def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Return the peaks of the phases that count, on each rung, and in the first step."""
+def _read_phases(trace: Trace) -> tuple[PhasePeak, ...]:
+    """Return each phase's peaks by memory level in the steady step, and in the first step."""
     found = []
     for phase in Phase:
         of_phase = [reading for reading in trace.readings if reading.phase is phase]
@@ -101,13 +101,13 @@ def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
 
 
 def roomy_card(question: ResolvedPlan) -> Card:
-    """Return the card of a run without a memory limit."""
+    """Return the card for a replay without memory limit, with the plan's allocator settings."""
     memory = question.gpu.memory if question.gpu is not None else MEMORY
     return Card(conf=without_fraction(question.plan.alloc_conf), capacity=memory)
 
 
 def replay_full_gpu(question: ResolvedPlan, run: Replays, unlimited: Levels) -> Outcome | None:
-    """Replay the run at its GPU's size if it would reserve more than the GPU has.
+    """Replay the run at its GPU's size if it reserves more than the GPU has, else None.
 
     Returns:
         The peaks of the replay. None if everything has room, or freeing cached blocks does not
@@ -127,7 +127,7 @@ def replay_full_gpu(question: ResolvedPlan, run: Replays, unlimited: Levels) -> 
 
 
 def list_calls(trace: Trace) -> Iterator[Call]:
-    """Yield every call of the allocator in order, in the form of ``records.replay``."""
+    """Yield a trace's allocator calls in order, in the form of ``records.replay``."""
     marks: list[tuple[int, Call]] = [(mark.index, ("mark",)) for mark in trace.marks]
     calls: list[tuple[int, Call]] = [
         (

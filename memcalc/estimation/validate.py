@@ -34,11 +34,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the notes of an answer about the model's config and checkpoint."""
+        """The notes on the model's config and checkpoint."""
         return self.notes_at(self.plan.seq)
 
     def notes_at(self, seq: int | None) -> tuple[str, ...]:
-        """Return the notes about config and checkpoint for samples of another length."""
+        """Return the notes on config and checkpoint for samples of ``seq`` tokens."""
         config, revision = self.source.config, self.source.revision
         commit = (f"the config is revision {revision} of the hub",) if revision else ()
         return (
@@ -50,12 +50,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Return the memory that an answer does not count because of the model's checkpoint."""
+        """The memory that is not counted because of the model's checkpoint."""
         return quantized.uncounted_memory(self.source.config)
 
 
 def check(plan: Plan) -> Checked:
-    """Look up everything that a plan names, and check that its settings go together.
+    """Validate a plan and look up its model, task, optimizer and GPU.
 
     Raises:
         SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
@@ -89,7 +89,7 @@ def check(plan: Plan) -> Checked:
 
 
 def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
-    """Look up a plan's optimizer and GPU, and check its other names except the model's.
+    """Validate a plan's names except the model's; return its optimizer and GPU.
 
     Raises:
         SettingError: something is unknown, or has no meaning.
@@ -116,7 +116,7 @@ def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
 
 
 def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
-    """Refuse what flash-attn refuses (``mha_fwd`` in csrc/flash_attn/flash_api.cpp, 2.8.3)."""
+    """Raise SettingError where flash-attn itself would (``mha_fwd``, flash_api.cpp, 2.8.3)."""
     if plan.attention != FLASH_ATTN:
         return
     if plan.precision in ("fp32", "tf32"):
@@ -168,7 +168,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
 
 
 def _check_accelerate(plan: Plan, layout: layouts.Layout) -> None:
-    """Refuse a layout or its settings under a loop that wraps the model by accelerate."""
+    """Raise SettingError for a layout or setting that accelerate's loops do not support."""
     if layout.handed_over is None:
         raise SettingError(
             "loop",
@@ -228,7 +228,7 @@ def _check_liger(source: models.ModelSource) -> None:
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Return why memcalc cannot answer a plan for a quantized checkpoint, or None if it can."""
+    """Return why a plan's quantized checkpoint cannot be estimated, or None."""
     if source.config is None:
         return None
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
@@ -260,7 +260,7 @@ def _layout_refusal(plan: Plan) -> str | None:
 
 
 def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Return why a plan's base cannot be loaded quantized, or None if it can."""
+    """Return why a plan's base model cannot be loaded quantized, or None."""
     if source.factory is not None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1
@@ -278,7 +278,7 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
 
 
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:
-    """Check that the plan's freeze patterns or LoRA targets match parameters of the model."""
+    """Raise SettingError if freeze patterns or LoRA targets match no parameter."""
     if plan.adapters is None:
         # Imported here: most plans freeze nothing.
         from memcalc.estimation.analytic import apply_precision

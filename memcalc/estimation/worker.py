@@ -29,8 +29,8 @@ from memcalc.estimation.predict import predict, predict_by_replay
 from memcalc.estimation.processes import combine_ranks
 from memcalc.estimation.question import ASSUMED, ResolvedPlan, look_up
 from memcalc.estimation.replays import Replays, find_device
-from memcalc.estimation.serving.answer import Model, ServingEngine, make_prediction
 from memcalc.estimation.serving.probe import generating, read
+from memcalc.estimation.serving.rules import Model, ServingEngine, make_prediction
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.names import FLASH_ATTN
@@ -77,7 +77,7 @@ class RetryRequestError(Exception):
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Answer a request; the answer ``{"again": more}`` asks for a retry with more fields.
+    """Answer a request in this fork: a prediction, a trace, an inventory, or ``{"again": more}``.
 
     Raises:
         MemcalcError: it cannot be answered.
@@ -97,7 +97,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         simulated = SimulatedRun(look_up(plan, request.get("memory")), speaker, request)
         if "rank" in request:
             return {"trace": pack(simulated.trace(request["rank"]))}
-        return _answer_of_ranks(simulated, request, _make_player(speaker))
+        return _answer_ranks(simulated, request, _make_player(speaker))
     except RetryRequestError as error:
         return {"again": error.more}
     except simulated_gpu.AnotherGpuError:
@@ -124,7 +124,7 @@ class SimulatedRun:
         plan = question.plan
         # A growing cache leaves blocks behind that are too small for it. Only a full device makes
         # the allocator free them: a generation runs at its GPU's size.
-        usual = UNLIMITED if plan.generate is None else _room(question)
+        usual = UNLIMITED if plan.generate is None else _allocator_room(question)
         self.room = int(request.get("room", usual))
         if plan.target != "cpu":
             simulated_gpu.insert(question.gpu, question.target, room=self.room)
@@ -136,7 +136,7 @@ class SimulatedRun:
             simulated_gpu.check_imports(question.target)
 
     def trace_ranks(self) -> dict[int, Trace]:
-        """Return the traces of the ranks that the plan asks about; several run in forks.
+        """Return the traces of the ranks that the plan asks about, by rank; several run in forks.
 
         Raises:
             MemcalcError: a rank cannot be run.
@@ -194,10 +194,7 @@ class SimulatedRun:
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
     def _apply_settings(self, rank: int) -> Library | Missing | None:
-        """Apply the plan's settings to PyTorch, join the ranks, and return the cuDNN that plans.
-
-        Returns None on the CPU.
-        """
+        """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU."""
         plan, target = self.question.plan, self.question.target
         spread = layouts.spread(plan)
         if plan.target == "cpu":
@@ -223,7 +220,7 @@ _ITSELF = "type --engine vllm --vllm 0.33, which starts vLLM itself (5.8 GB on d
 
 
 def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
-    """Return what a serving engine would reserve.
+    """Predict what a serving engine would reserve, by its rules.
 
     Raises:
         MemcalcError: it would not start, or its rules are unknown for such a model.
@@ -236,7 +233,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
             f"{_ITSELF}, or leave --engine out."
         )
     generates = SimulatedRun(replace(question, plan=generating(plan)), speaker, {}).program
-    serves = ServingEngine(plan, question.gpu, _served_model(generates))
+    serves = ServingEngine(plan, question.gpu, _describe_model(generates))
     length = (generates.seq or 0) + (plan.generate or 0)
     # Refuse what no engine takes before anything is run.
     serves.check(length)
@@ -248,7 +245,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     return make_prediction(prediction, plan, serving, question.gpu)
 
 
-def _room(question: ResolvedPlan) -> int:
+def _allocator_room(question: ResolvedPlan) -> int:
     """Return the allocator's bytes on the plan's GPU with the largest context.
 
     They are 80 GiB if the plan names no GPU.
@@ -263,34 +260,30 @@ def _room(question: ResolvedPlan) -> int:
 
 
 def _note_card_size(question: ResolvedPlan, room: int) -> Iterator[str]:
-    """Yield a note on the card's size that a generation ran on, if reserved depends on it."""
+    """Yield a note on the simulated card's size, if a generation's figures depend on it."""
     size = format_bytes(room)
     if question.plan.generate is not None and question.gpu is None:
         yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
-    elif question.plan.generate is not None and room > _room(question):
+    elif question.plan.generate is not None and room > _allocator_room(question):
         yield f"does not fit; reserved is from a run on an imaginary {size} card"
 
 
-def _answer_of_ranks(
-    simulated: SimulatedRun, request: dict[str, Any], play: Play
-) -> dict[str, Any]:
-    """Return the answer of the ranks that run: of the one that needs most, or a row of each."""
+def _answer_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Return the answer of the rank that needs most, or with a row for each rank."""
     question, traces = simulated.question, simulated.trace_ranks()
     over, every = layouts.spread(question.plan), question.plan.rank == "all"
     if len(traces) == 1 and not every:
-        return _answer_of_run(question, next(iter(traces.values())), request, play)
+        return _answer_run(question, next(iter(traces.values())), request, play)
     if over.stages == 1 and not every:
-        return _answer_of_run(question, ranks.largest(traces, over.world), request, play)
-    found = {
-        rank: _answer_of_run(question, traced, request, play) for rank, traced in traces.items()
-    }
+        return _answer_run(question, ranks.largest(traces, over.world), request, play)
+    found = {rank: _answer_run(question, traced, request, play) for rank, traced in traces.items()}
     return combine_ranks(found, over)
 
 
-def _answer_of_run(
+def _answer_run(
     question: ResolvedPlan, traced: Trace, request: dict[str, Any], play: Play
 ) -> dict[str, Any]:
-    """Return the answer of one run, and those of other plans that replays of it answer."""
+    """Return the prediction of a traced run, and of other plans by its replays."""
     run = Replays(traced, play)
     found = predict(question, run, state_for(question, traced))
     others = [
@@ -305,8 +298,8 @@ def _answer_of_run(
     }
 
 
-def _served_model(program: Program) -> Model:
-    """Return what an engine's rules need to know of the model."""
+def _describe_model(program: Program) -> Model:
+    """Return the model's properties that an engine's rules need."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

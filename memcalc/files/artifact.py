@@ -24,12 +24,12 @@ _IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 
 
 def encode(value: Any) -> Any:
-    """Turn a record into plain JSON values."""
+    """Convert a record to plain JSON values."""
     return msgspec.to_builtins(value, str_keys=True)
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """Turn plain JSON values back into a record of this type, every value checked.
+    """Convert plain JSON values to a record of this type, checking every value.
 
     Unknown keys are left out, so that a file of a later version can be read; missing keys take
     the record's defaults, so that a file of an earlier version can.
@@ -44,7 +44,7 @@ def decode(kind: type[T], data: Any) -> T:
 
 
 def part(kind: type[T], data: Any, path: Path, what: str) -> T:
-    """Decode a piece of a file, for a person who named the file.
+    """Decode a piece of a result file; errors name the file and the piece.
 
     Raises:
         UsageError: it is damaged; says where.
@@ -56,7 +56,7 @@ def part(kind: type[T], data: Any, path: Path, what: str) -> T:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a result file; its pieces are checked as they are decoded.
+    """Read a result file as a JSON object; its pieces are checked when they are decoded.
 
     Raises:
         UsageError: no such file, or it is not a result of memcalc, or of a later major version.
@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _rename_components(value: Any) -> Any:
-    """Return the values of a file of schema 1 by the present names of components."""
+    """Return JSON values of schema 1 with components under their present names."""
     if isinstance(value, dict):
         return {rename_component(key): _rename_components(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -81,13 +81,13 @@ def _rename_components(value: Any) -> Any:
 
 
 def document(kind: str, body: dict[str, Any]) -> str:
-    """Write a result as the text of its file, which ``read`` takes back."""
+    """Return a result as the JSON text of its file."""
     head = {"schema": SCHEMA, "kind": kind, "memcalc": __version__}
     return untrusted_text.json(json.dumps({**head, **body}, indent=1)) + "\n"
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped.
+    """Write a text to a file as UTF-8, atomically.
 
     Raises:
         UsageError: it cannot be written.
@@ -96,7 +96,7 @@ def write(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: readers never see half a result.
+    """Write a file atomically: the whole file or nothing; a device or pipe is written to.
 
     An existing file keeps its mode and owner, a link stays a link, and a new file has the mode
     that the umask leaves. A device or a pipe is written to, never replaced.
@@ -109,7 +109,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         if is_stream(path):
             number = _find_descriptor(path)
             # A copy of a descriptor shares its place in the file with whoever else writes there.
-            with open(_open(path) if number is None else os.dup(number), "wb") as stream:
+            with open(_open_stream(path) if number is None else os.dup(number), "wb") as stream:
                 stream.write(data)
         else:
             put(Path(os.path.realpath(path)), data)
@@ -117,8 +117,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
 
-def _open(path: Path) -> int:
-    """Open a device, or a pipe with a reader: opening any other pipe waits without end."""
+def _open_stream(path: Path) -> int:
+    """Open a device or pipe for writing; raise OSError for a pipe without a reader."""
     try:
         number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
     except OSError as error:
@@ -128,7 +128,7 @@ def _open(path: Path) -> int:
 
 
 def check_place(path: Path) -> None:
-    """Check that a file can be written, before its answer is computed.
+    """Raise UsageError if a file cannot be written here.
 
     Raises:
         UsageError: there is no such folder, it cannot be written, or the name does not print.
@@ -144,7 +144,7 @@ def check_place(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Return True for a device, a pipe or the like, from which nothing can be read back.
+    """Return True for a device, a pipe or a path such as ``/dev/stdout``.
 
     A name of a descriptor of this process (``/dev/stdout``) counts too, also if that is a file:
     others write there.
@@ -166,7 +166,7 @@ def _find_descriptor(path: Path) -> int | None:
 
 
 def _open_new(path: Path) -> tuple[int, bool]:
-    """Open a new file for a path, without a name where the file system can do that.
+    """Open a new file in a path's folder, without a name (``O_TMPFILE``) if possible.
 
     A process that is killed leaves nothing then.
 
@@ -180,7 +180,7 @@ def _open_new(path: Path) -> tuple[int, bool]:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Put a new file in the place of the old; where that cannot be, write into the old one."""
+    """Replace a file atomically, keeping mode and owner, or overwrite it if that fails."""
     try:
         old = os.stat(path)
         if not os.access(path, os.W_OK):

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def folder() -> Path:
-    """Return ``$MEMCALC_CACHE``, or memcalc's folder in the user's cache."""
+    """Return the cache folder: ``$MEMCALC_CACHE``, or memcalc's in the user's cache."""
     chosen = os.environ.get("MEMCALC_CACHE")
     if chosen:
         return Path(chosen)
@@ -56,7 +56,7 @@ def folder() -> Path:
 
 
 def size_limit() -> int:
-    """Return the most bytes of all entries: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
+    """Return the most bytes that the cache may hold: ``$MEMCALC_CACHE_SIZE`` or the default.
 
     Raises:
         UsageError: that is no size.
@@ -71,12 +71,12 @@ def size_limit() -> int:
 
 
 def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
-    """Return a name for the answer: plan as the catalog spells it, config, versions of all code."""
+    """Return the cache key of an answer: a hash of plan, config and all versions."""
     question = {
         "kind": kind,
         "plan": encode(plan),
         "config": config,
-        "memcalc": [__version__, SCHEMA, _own_code()],
+        "memcalc": [__version__, SCHEMA, _hash_own_code()],
         "packages": {name: find_version(name) for name in (*PACKAGES, *_WHERE_USED)},
     }
     text = json.dumps(question, sort_keys=True, default=str)
@@ -84,10 +84,15 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 
 def load(name: str, kind: type[T]) -> T | None:
-    """Load the record under this name; None if it is missing or damaged."""
+    """Load the cached record under a key; None if it is missing or damaged.
+
+    Raises:
+        UsageError: ``$MEMCALC_CACHE_SIZE`` is no size, which is told before an answer is computed.
+    """
+    size_limit()
     path = Path(name)
     try:
-        path = _file(name, kind)
+        path = _cache_file(name, kind)
         if path.exists() and not path.is_file():
             raise ValueError("it is not a file")
         data = path.read_bytes()
@@ -104,25 +109,25 @@ def load(name: str, kind: type[T]) -> T | None:
 
 
 def store(name: str, record: msgspec.Struct) -> None:
-    """Keep a record; a cache that cannot be written is a warning, not an error."""
+    """Cache a record under a key, then evict old ones; a failure is only a warning."""
     limit, where = size_limit(), ""
     try:
         where = f"{folder()} cannot be written: "
         data = pack(record) if isinstance(record, Trace) else _seal(msgspec.json.encode(record))
         if len(data) <= limit:
             folder().mkdir(parents=True, exist_ok=True)
-            put(_file(name, type(record)), data)
+            put(_cache_file(name, type(record)), data)
             _evict(limit)
     except (OSError, ValueError) as error:
         warnings.warn(f"the answer is not cached: {where}{reason(error)}", stacklevel=2)
 
 
-def _file(name: str, kind: type) -> Path:
+def _cache_file(name: str, kind: type) -> Path:
     return folder() / f"{name}.{'trace' if kind is Trace else 'json'}"
 
 
 def _seal(data: bytes) -> bytes:
-    """Append a digest, so that no changed byte becomes a figure."""
+    """Return data with its SHA-256 digest appended."""
     return data + hashlib.sha256(data).digest()
 
 
@@ -134,7 +139,7 @@ def _unseal(data: bytes, kind: type[T]) -> T:
 
 
 def _evict(limit: int) -> None:
-    """Delete the least recently used answers with their traces."""
+    """Delete the least recently used answers until the cache is within its limit."""
     entries: dict[str, list[os.DirEntry[str]]] = {}
     used: dict[str, float] = {}
     sizes: dict[str, int] = {}
@@ -163,8 +168,8 @@ def _evict(limit: int) -> None:
 
 
 @functools.cache
-def _own_code() -> str:
-    """Return a hash of sizes and times of memcalc's own files: changed code has other answers."""
+def _hash_own_code() -> str:
+    """Return a hash of the sizes and times of memcalc's own files."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parent.parent, configs()):
         for folder_name, folders, files in os.walk(root):

@@ -23,7 +23,7 @@ def system_compiler() -> list[str] | None:
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Run the compiler on what an error would name.
+    """Run a compiler command; ``what`` names in errors what is compiled.
 
     Raises:
         CompileError: it cannot be compiled.

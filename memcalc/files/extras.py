@@ -4,7 +4,7 @@ import importlib.util
 
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:
-    """Return a sentence if a package (or module of it) is not installed, or None."""
+    """Return a sentence with the pip command if a package is not installed, else None."""
     if can_import(module or package):
         return None
     what = install or package

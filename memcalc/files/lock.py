@@ -17,7 +17,7 @@ from memcalc.files.untrusted_values import reason
 
 @contextlib.contextmanager
 def hold(path: Path, *, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file that will be written, or say that another program does.
+    """Hold a lock on a file inside the block, or raise UsageError if another program does.
 
     The lock dies with its process; the file that carries it is removed when it is let go.
 

@@ -10,11 +10,11 @@ MISSING = "is not here, and this is offline"
 
 
 def is_offline() -> bool:
-    """Return True if a person forbade it."""
+    """Return True if ``HF_HUB_OFFLINE`` or ``UV_OFFLINE`` forbids network access."""
     said = (os.environ.get(name, "").lower() for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"))
     return any(text not in ("", "0", "false", "no", "off") for text in said)
 
 
 def stay_offline() -> None:
-    """Forbid it in this process and those that it starts, to the hub's own client as well."""
+    """Forbid network access in this process and those that it starts."""
     os.environ["HF_HUB_OFFLINE"] = "1"

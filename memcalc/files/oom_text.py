@@ -32,7 +32,7 @@ LOGS = (".txt", ".log", ".out", ".err")
 
 
 def is_oom_text(path: Path) -> bool:
-    """Return True for a text file that has such a message; no model's config has one."""
+    """Return True if a text file contains PyTorch's out-of-memory message."""
     if path.suffix.lower() not in ("", *LOGS) or not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def is_oom_text(path: Path) -> bool:
 
 
 def read(path: Path) -> OomText:
-    """Return the last message in a file.
+    """Parse the last out-of-memory message in a log file.
 
     Raises:
         UsageError: it cannot be read, or no message in it is whole.
@@ -64,15 +64,15 @@ def read(path: Path) -> OomText:
 def _make_record(
     match: re.Match[str], rest: str, frames: list[tuple[str, str]], times: int
 ) -> OomText:
-    asked, total = _bytes(match[1]), _bytes(match[3])
+    asked, total = _parse_size(match[1]), _parse_size(match[3])
     if match.re is _NEW:
-        free = _bytes(match[4])
-        allocated = _first(_ALLOCATED, rest) or 0
-        cached = _first(_CACHED, rest) or 0
+        free = _parse_size(match[4])
+        allocated = _find_bytes(_ALLOCATED, rest) or 0
+        cached = _find_bytes(_CACHED, rest) or 0
     else:
-        allocated, free = _bytes(match[4]), _bytes(match[5])
-        cached = max(_bytes(match[6]) - allocated, 0)
-    process, allowed = _first(_PROCESS, rest), _first(_ALLOWED, rest)
+        allocated, free = _parse_size(match[4]), _parse_size(match[5])
+        cached = max(_parse_size(match[6]) - allocated, 0)
+    process, allowed = _find_bytes(_PROCESS, rest), _find_bytes(_ALLOWED, rest)
     held = process if process is not None else allocated + cached
     outside = max(total - free - held, 0)
     return OomText(
@@ -85,7 +85,7 @@ def _make_record(
         process=process,
         allowed=allowed,
         outside=outside,
-        gap=_gap(asked, free, cached, outside, allowed),
+        gap=_find_cause(asked, free, cached, outside, allowed),
         line=f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None,
         script=frames[0][0] if frames else None,
         times=times,
@@ -96,8 +96,8 @@ _CONTEXT = 1 << 30
 """Bytes that a context and libraries take at most, where a message does not say."""
 
 
-def _gap(asked: int, free: int, cached: int, outside: int, allowed: int | None) -> Gap:
-    """Return what would have served the request, if it were not so."""
+def _find_cause(asked: int, free: int, cached: int, outside: int, allowed: int | None) -> Gap:
+    """Return why the request failed: a limit, fragmentation, other processes, or its size."""
     if allowed is not None:
         return "limit"
     if cached + free >= asked:
@@ -107,10 +107,10 @@ def _gap(asked: int, free: int, cached: int, outside: int, allowed: int | None) 
     return "too large"
 
 
-def _first(pattern: re.Pattern[str], text: str) -> int | None:
+def _find_bytes(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
-    return _bytes(found[1]) if found is not None else None
+    return _parse_size(found[1]) if found is not None else None
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     return parse_bytes(text.replace("bytes", "B"))

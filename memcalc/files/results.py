@@ -42,7 +42,7 @@ class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(path: Path, runs: list[Run]) -> None:
-    """Write all runs.
+    """Write measured runs to a results file.
 
     Raises:
         UsageError: the file cannot be written.
@@ -54,7 +54,7 @@ def save(path: Path, runs: list[Run]) -> None:
 
 
 def load(path: Path) -> list[Run]:
-    """Read runs back.
+    """Read the measured runs of a results file.
 
     Raises:
         UsageError: the file holds no measurements, or they are damaged.
@@ -76,7 +76,7 @@ _OTHERS = {
 
 
 def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
-    """Return the predictions in a result file that was read.
+    """Return the predictions in a result file's JSON.
 
     Raises:
         UsageError: the file has no prediction, or a damaged one.
@@ -86,11 +86,11 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
         raise UsageError(
             f"{path} holds {_OTHERS[kind]}, and no prediction: give what memcalc estimate wrote."
         )
-    return [prediction for prediction, _ in _documents(data, path)]
+    return [prediction for prediction, _ in _read_predictions(data, path)]
 
 
-def _documents(data: dict[str, Any], path: Path) -> list[tuple[Prediction, bytes]]:
-    """Return each prediction with the packed trace of a command, which is not run again."""
+def _read_predictions(data: dict[str, Any], path: Path) -> list[tuple[Prediction, bytes]]:
+    """Return each prediction in a result file's JSON, with the bytes of its trace (or b"")."""
     bodies = artifact.part(
         list[dict[str, Any]], data.get("predictions", [data]), path, "prediction"
     )
@@ -107,19 +107,19 @@ def _documents(data: dict[str, Any], path: Path) -> list[tuple[Prediction, bytes
 
 
 def with_traces(data: dict[str, Any], path: Path) -> list[tuple[Prediction, Trace]]:
-    """Return those predictions in a result file that lie there with their traces.
+    """Return the predictions in a result file's JSON that have a trace, with it.
 
     Raises:
         UsageError: one is damaged.
     """
     try:
-        return [(one, unpack(trace)) for one, trace in _documents(data, path) if trace]
+        return [(one, unpack(trace)) for one, trace in _read_predictions(data, path) if trace]
     except DamagedTraceError as error:
         raise UsageError(f"{path} holds no trace that can be read: {error}.") from None
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
-    """Add one run to a file, which is made if it is missing; None: only check that this works.
+    """Add a run to a results file, creating it; ``run`` None: only check that this works.
 
     Raises:
         UsageError: the file cannot be written, or holds something else.
@@ -134,7 +134,7 @@ def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
 
 
 def keep(path: Path, run: Run) -> str | None:
-    """Add a run to a file that may have become impossible to write; never fails.
+    """Add a run to a results file; return a sentence if it was saved elsewhere or not at all.
 
     Returns:
         ``None``: it is there; else why it is not, and where it is instead.
@@ -156,7 +156,7 @@ def _save_in_new_folder(path: Path, runs: list[Run]) -> str:
 
 
 class ResultsWriter:
-    """Adds runs to a file; one that cannot be written any more costs no run."""
+    """Collects runs and writes all of them to a results file after each."""
 
     def __init__(self, path: Path | None, runs: list[Run], say: Callable[[str], None]) -> None:
         self.runs = runs
@@ -167,12 +167,12 @@ class ResultsWriter:
         self._late = path is not None and artifact.is_stream(path)
 
     def add(self, run: Run) -> None:
-        """Take a run and write the file."""
+        """Add a run and write the file."""
         self.runs.append(run)
         self.write()
 
     def write(self) -> None:
-        """Write the file."""
+        """Write all runs to the file; on failure warn once and keep them."""
         if self._late:
             self._unsaved = True
         elif self._path is not None:
@@ -185,7 +185,7 @@ class ResultsWriter:
                 self._unsaved = True
 
     def finish(self) -> bool:
-        """Write what could not be written so far, elsewhere if need be; False: elsewhere."""
+        """Write the runs not saved so far, in a temporary folder if need be; return False then."""
         if not self._unsaved or self._path is None:
             return True
         try:
@@ -202,7 +202,7 @@ class ResultsWriter:
 def keeping(
     path: Path | None, *, more: bool, say: Callable[[str], None]
 ) -> Iterator[ResultsWriter]:
-    """Keep runs in a file, or only in memory.
+    """Lock a results file inside the block; yield the writer of its runs.
 
     Raises:
         UsageError: the file holds runs and ``more`` is false, it cannot be written, or another

@@ -12,13 +12,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def configs() -> Path:
-    """Return the folder ``configs``."""
+    """Return the folder of shipped ``configs``, installed or in the checkout."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
 
 
 def read(name: str, made: Callable[[Any], T]) -> T:
-    """Read a TOML or JSON file below ``configs``, and make a table of its values.
+    """Read a shipped TOML or JSON file and convert its values by ``made``.
 
     Raises:
         UsageError: the file is missing or damaged.

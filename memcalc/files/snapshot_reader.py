@@ -97,14 +97,14 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open a snapshot; only plain values can be in it.
+    """Read a memory snapshot's pickle file without running code in it.
 
     Raises:
         UsageError: there is no such file, it is no snapshot, or it asks to load code.
     """
     data = untrusted_values.content(path, _LARGEST)
     try:
-        with _memory(_EACH * len(data) + _ROOM):
+        with _limit_memory(_EACH * len(data) + _ROOM):
             return check_snapshot(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
     except UsageError as refusal:
         raise UsageError(f"{path} was not opened: {refusal}; {_HOW}.") from None
@@ -114,7 +114,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def check_snapshot(loaded: Any, most: int | None = None) -> Snapshot:
-    """Check plain values and make a snapshot of them.
+    """Convert unpickled plain values to a snapshot, checking every value.
 
     ``most`` limits blocks and entries: each takes at least a byte of the file, unless several
     places of the file share one object.
@@ -130,7 +130,7 @@ def check_snapshot(loaded: Any, most: int | None = None) -> Snapshot:
 
 
 @contextlib.contextmanager
-def _memory(count: int) -> Iterator[None]:
+def _limit_memory(count: int) -> Iterator[None]:
     """Limit this process's memory growth: a nine-byte pickle can ask for gigabytes."""
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -173,7 +173,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(snapshot: Snapshot, *, device: int = 0) -> Breakdown:
-    """Sum up what the segments of one device hold."""
+    """Sum up the segments and blocks of one device at a snapshot's end."""
     own = [segment for segment in snapshot.segments if segment.device == device]
     blocks = [block for segment in own for block in segment.blocks]
     active = [block for block in blocks if block.state != BlockState.INACTIVE]
@@ -181,10 +181,10 @@ def breakdown(snapshot: Snapshot, *, device: int = 0) -> Breakdown:
     reserved: Counter[tuple[str, int]] = Counter()
     for segment in own:
         reserved[segment.segment_type, segment.stream] += segment.total_size
-    counts: Counter[str] = Counter(_site(block) for block in held)
+    counts: Counter[str] = Counter(_name_site(block) for block in held)
     sizes: Counter[str] = Counter()
     for block in held:
-        sizes[_site(block)] += block.size
+        sizes[_name_site(block)] += block.size
     free = [block.size for block in blocks if block.state == BlockState.INACTIVE]
     return Breakdown(
         levels=Levels(
@@ -215,8 +215,8 @@ class _PlainUnpickler(pickle.Unpickler):
         raise UsageError("it refers to something outside itself")
 
 
-def _site(block: BlockRecord) -> str:
-    """Return the innermost line of Python, or else the innermost frame with a file."""
+def _name_site(block: BlockRecord) -> str:
+    """Return the line of Python that allocated a block, or the innermost frame with a file."""
     try:
         frames = [frame for frame in block.frames or () if frame["filename"] != "??"]
         python = [frame for frame in frames if frame["filename"].endswith((".py", ">"))]

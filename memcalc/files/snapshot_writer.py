@@ -17,7 +17,7 @@ _Frames = list[dict[str, Any]]
 
 
 def save_snapshot(snapshot: dict[str, Any], trace: Trace, path: Path) -> None:
-    """Write a snapshot of ``torch.cuda.memory._snapshot``, recorded as a trace was replayed.
+    """Write a replay's ``torch.cuda.memory._snapshot`` as a pickle, labelled from the trace.
 
     Raises:
         UsageError: it cannot be written.
@@ -31,7 +31,7 @@ def save_snapshot(snapshot: dict[str, Any], trace: Trace, path: Path) -> None:
 
 
 def _label_entries(entries: list[dict[str, Any]], trace: Trace) -> dict[int, _Frames]:
-    """Label what happened; returns the frames of the blocks that are alive at the end.
+    """Label a snapshot's trace entries; return the frames of live blocks by address.
 
     An event of the trace is one microsecond.
     """
@@ -42,14 +42,14 @@ def _label_entries(entries: list[dict[str, Any]], trace: Trace) -> dict[int, _Fr
         action, address = entry["action"], entry.get("addr", 0)
         mark, event, storage = events[min(time, len(events) - 1)]
         if action == "alloc":
-            shown = frames[address] = _frames(storage)
+            shown = frames[address] = _make_frames(storage)
         elif action == "free_completed":
             shown = frames.pop(address, [])
         elif action == "free_requested":
             shown = frames[address]
         else:
             # A segment is taken, or given back, for the storage that is born next.
-            shown = _frames(storage) if event >= 0 else []
+            shown = _make_frames(storage) if event >= 0 else []
         time += action in ("alloc", "free_requested")
         entry.update(
             time_us=time, frames=shown, user_metadata=f"step {mark.step} {mark.phase.value}"
@@ -60,7 +60,7 @@ def _label_entries(entries: list[dict[str, Any]], trace: Trace) -> dict[int, _Fr
 
 
 @functools.cache
-def _frames(storage: Storage) -> _Frames:
+def _make_frames(storage: Storage) -> _Frames:
     place = storage.module or f"({storage.phase.value})"
     made = f"made in {storage.phase.value} of step {storage.step}"
     return [

@@ -8,7 +8,7 @@ _FOLDER = Path(__file__).parent.parent / "templates"
 
 
 def render(name: str, filters: dict[str, Callable[..., str]] | None = None, **context: Any) -> str:
-    """Return the text of a template in ``memcalc/templates``; nothing in it is escaped."""
+    """Return a filled-in template of ``memcalc/templates``, without escaping."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(

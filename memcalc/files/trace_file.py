@@ -53,8 +53,8 @@ class DamagedTraceError(ValueError):
     """The file does not hold a whole trace."""
 
 
-def _check(trace: Trace) -> None:
-    """See that storages are born once and die after that, and that phases are in order.
+def _check_events(trace: Trace) -> None:
+    """Raise ValueError unless storages are allocated, then freed, and phases are in order.
 
     Raises:
         ValueError: the trace is none of a run.
@@ -74,7 +74,7 @@ def _check(trace: Trace) -> None:
 
 
 def pack(trace: Trace) -> bytes:
-    """Pack a trace into the bytes of a file."""
+    """Return a trace as compressed bytes for a file."""
     kinds: dict[_Kind, int] = {}
     storages = []
     for one in trace.storages:
@@ -85,7 +85,7 @@ def pack(trace: Trace) -> bytes:
 
 
 def unpack(data: bytes) -> Trace:
-    """Read what ``pack`` made.
+    """Return the trace in bytes that ``pack`` made.
 
     Raises:
         DamagedTraceError: not such data, or cut short.
@@ -103,7 +103,7 @@ def unpack(data: bytes) -> Trace:
             Storage(bytes=size, step=step, **fields[kind]) for size, kind, step in packed.storages
         ]
         found = replace(packed.bare, storages=tuple(storages))
-        _check(found)
+        _check_events(found)
         return found
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError, ValueError, LookupError) as error:
         raise DamagedTraceError(str(error)) from None

@@ -3,7 +3,6 @@
 Nothing that is read here is run, and no file makes reading it take more than its size deserves.
 """
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ MOST = 256 << 20
 _PIECE = 1 << 20
 _LEAST, _LARGEST = -(1 << 63), (1 << 63) - 1
 """No size, count or time of a machine is larger."""
-_MANY_DIGITS = re.compile(rb"\d{19}")
 _MOST_NODES = 100_000
+_MOST_LEVELS = 100
+"""Lists within lists of a file; what reads them later calls itself for each."""
 
 
 def reason(error: BaseException) -> str:
-    """Say why a file could not be used, in a few words and on one line."""
+    """Return in a few words why a file could not be used, from the exception."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -30,7 +30,7 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """Read the bytes of a file; of a device or a shell's ``<(...)`` too, as long as they end.
+    """Return the bytes of a file, at most ``most``.
 
     Raises:
         UsageError: it cannot be read, or holds more bytes than ``most``.
@@ -53,7 +53,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:
-    """Read the JSON in a file.
+    """Read a JSON file as plain values, within bounds.
 
     Raises:
         UsageError: it cannot be read, or is no JSON with numbers that a machine has.
@@ -68,7 +68,7 @@ def json(path: Path, *, hint: str, most: int = MOST) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """Parse JSON as plain values; whole numbers have at most 63 bits, others are finite.
+    """Parse JSON bytes as plain values, with integers of at most 63 bits.
 
     Raises:
         ValueError: it is no such JSON.
@@ -77,13 +77,12 @@ def loads(data: bytes) -> Any:
         value = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(reason(error)) from None
-    if _MANY_DIGITS.search(data):
-        _check_numbers(value)
+    _check_values(value)
     return value
 
 
 def toml(path: Path) -> dict[str, Any]:
-    """Read the TOML in a file.
+    """Read a TOML file as plain values, within bounds.
 
     Raises:
         UsageError: it cannot be read, or is no TOML.
@@ -102,7 +101,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     try:
         value = tomllib.loads(text)
-        _check_numbers(value)
+        _check_values(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(reason(error)) from None
     return value
@@ -121,14 +120,14 @@ def yaml(text: str) -> Any:
         if root is not None and _size(root, {}) > _MOST_NODES:
             raise ValueError("its aliases stand for too much")
         value = library.safe_load(text)
-        _check_numbers(value)
+        _check_values(value)
         return value
     except (library.YAMLError, RecursionError, OverflowError) as error:
         raise ValueError(reason(error)) from None
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """Count the nodes below one, aliases expanded."""
+    """Return the number of YAML nodes below a node, aliases expanded."""
     if id(node) not in known:
         # While it is being counted, one that holds itself has no end.
         known[id(node)] = _MOST_NODES + 1
@@ -138,13 +137,19 @@ def _size(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _check_numbers(value: Any) -> None:
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
-        elif isinstance(item, int) and not _LEAST <= item <= _LARGEST:
-            raise ValueError("a number in it is larger than any machine's")
+def _check_values(value: Any) -> None:
+    """Check that whole numbers have at most 63 bits, and that lists do not nest too deeply."""
+    level: list[Any] = [[value]]
+    for _ in range(_MOST_LEVELS):
+        below: list[Any] = []
+        for group in level:
+            for item in group.values() if type(group) is dict else group:
+                kind = type(item)
+                if kind is dict or kind is list:
+                    below.append(item)
+                elif kind is int and not _LEAST <= item <= _LARGEST:
+                    raise ValueError("a number in it is larger than any machine's")
+        if not below:
+            return
+        level = below
+    raise ValueError("it is nested too deeply")

@@ -26,7 +26,7 @@ class WatchedProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def follow(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
-    """Give the variables with which Python processes write their samples, and the folder."""
+    """Yield variables that make Python processes write memory samples, and the samples' folder."""
     with tempfile.TemporaryDirectory(prefix="memcalc-watch-") as folder:
         before = environment.get("PYTHONPATH")
         path = os.pathsep.join(filter(None, (str(_HOOK), before)))

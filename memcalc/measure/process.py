@@ -103,6 +103,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def _storage_kind(tensor: torch.Tensor, on_gpu: bool) -> str:
+    """Return where an optimizer state's storage lies: managed, device or host."""
     if getattr(tensor, "is_paged", False):
         return "managed"
     if tensor.device.type != "cpu":

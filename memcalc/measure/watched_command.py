@@ -7,8 +7,10 @@ import resource
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from memcalc.children import keeper
 from memcalc.children.child import die_with
 from memcalc.errors import UsageError
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
@@ -25,6 +28,8 @@ from memcalc.records.plan import Plan
 
 INTERVAL = 0.1
 """Seconds between samples."""
+_MARK = "MEMCALC_RUN"
+"""Variable in the environment of all processes of a command."""
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,7 @@ def run(
     seen: Callable[[CommandNow], None] | None = None,
     show: Callable[[str], None] | None = None,
 ) -> CommandResult:
-    """Run a command to its end.
+    """Run a command to its end; return its exit code, and its GPU and main memory.
 
     Args:
         command: its words.
@@ -74,9 +79,10 @@ def run(
     """
     with _open_cards() as (nvml, watched, reason):
         began, floor = time.monotonic(), _largest_resident_set(resource.RUSAGE_SELF)
-        process = _start(command, environment, piped=show is not None)
+        mark = f"{_MARK}={uuid.uuid4().hex}"
+        process = _start(command, environment, mark, piped=show is not None)
         resident, ours = 0, set[int]()
-        with _passing_signals(process), _showing(process, show):
+        with _end_together(mark), _forward_signals(process), _show_output(process, show):
             while process.poll() is None:
                 pids, together = _list_processes(process.pid)
                 # The driver may list a process a little longer than it lives.
@@ -94,7 +100,7 @@ def run(
         kept = _largest_resident_set(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        gpus = [_read(one, driver, interval) for one in watched]
+        gpus = [_make_reading(one, driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _make_measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -104,9 +110,11 @@ def run(
 
 
 def _start(
-    command: Sequence[str], environment: Mapping[str, str] | None, *, piped: bool
+    command: Sequence[str], environment: Mapping[str, str] | None, mark: str, *, piped: bool
 ) -> subprocess.Popen[bytes]:
     """Start a command, whose output is ``piped`` or goes to this process's streams.
+
+    ``mark``: a variable and its value, by which its processes are known.
 
     Raises:
         UsageError: it cannot be started.
@@ -117,13 +125,25 @@ def _start(
     if piped:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
+        given = {**(os.environ if environment is None else environment), _MARK: mark.split("=")[1]}
+        return subprocess.Popen(command, preexec_fn=dies, env=given, **streams)
     except OSError as error:
         raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
 
 
-def _read(watched: CardWatch, driver: str, interval: float) -> GpuReading:
-    """Return all that was seen of a card, with a warning for each process of others."""
+@contextlib.contextmanager
+def _end_together(mark: str) -> Iterator[None]:
+    """Ask all processes with a mark to end, should this process be killed in this context."""
+    watches = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), mark]
+    with subprocess.Popen(watches, stdin=subprocess.DEVNULL, start_new_session=True) as ends:
+        try:
+            yield
+        finally:
+            ends.kill()
+
+
+def _make_reading(watched: CardWatch, driver: str, interval: float) -> GpuReading:
+    """Return a card's reading, with a warning for each process of others on it."""
     others = watched.others.values()
     watched.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
     return watched.to_reading(driver, interval)
@@ -181,7 +201,7 @@ def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
 
 
 @contextlib.contextmanager
-def _showing(
+def _show_output(
     process: subprocess.Popen[bytes], show: Callable[[str], None] | None
 ) -> Iterator[None]:
     """Show each line that a process prints, while the context lasts."""
@@ -190,11 +210,11 @@ def _showing(
         yield
         return
 
-    def hand_on() -> None:
+    def show_lines() -> None:
         for line in stream:
             show(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
-    thread = threading.Thread(target=hand_on, daemon=True)
+    thread = threading.Thread(target=show_lines, daemon=True)
     thread.start()
     yield
     # A process that it left behind may keep the stream open.
@@ -202,7 +222,7 @@ def _showing(
 
 
 @contextlib.contextmanager
-def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Forward signals to the command and its child processes, and keep running to report.
 
     A terminal itself sends Ctrl-C to all processes in its foreground.
@@ -238,7 +258,7 @@ def _is_in_foreground() -> bool:
 
 
 def _sample(watched: list[CardWatch], pids: set[int]) -> str:
-    """Take a sample of every card; return the error of NVML, or an empty string."""
+    """Sample every card's memory; return the error of NVML, or an empty string."""
     for one in watched:
         try:
             now = read_level(one.card)

@@ -91,7 +91,7 @@ class Adam8bit(BatchedOptimizer):
         }
 
     def _shared_maps(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return this optimizer's two code maps on a device, made at first use."""
+        """Return this optimizer's two code maps on a device, made on first use."""
         for values in self.state.values():
             if "qmap1" in values and values["qmap1"].device == device:
                 return values["qmap1"], values["qmap2"]
@@ -144,7 +144,7 @@ class AdamW8bit(Adam8bit):
 
 
 def embeddings_in_32bit(model: nn.Module) -> list[dict[str, Any]]:
-    """Split a model's trainable parameters into two groups, embeddings with 32-bit states.
+    """Return parameter groups of a model, with 32-bit states for its embeddings.
 
     A weight tied to an embedding (an output layer's) counts as the embedding.
 

@@ -12,7 +12,7 @@ from memcalc.optim.rounding import stream_key
 
 
 def schedule_factor(step: int, *, preheat_steps: int, decay_power: float) -> float:
-    """Return the factor of lr at a step; it is 1.0 at the end of the preheat.
+    """Return the factor of the learning rate at a step: linear preheat, then power decay.
 
     With P = max(preheat_steps, 1): step / P up to step P, then (step / P) ** -decay_power.
     decay_power 0 keeps the rate, 0.5 is the inverse square root, 1 the inverse.
@@ -111,7 +111,7 @@ class AdamWBF16(BatchedOptimizer):
         return {name: torch.zeros_like(param, dtype=torch.bfloat16) for name in names}
 
     def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
-        """Convert the state of torch.optim.AdamW too, which has no shift, in any dtype."""
+        """Convert one parameter's loaded state to bf16, adding ``shift`` if it is missing."""
         super()._complete(param, values)
         for name in ("exp_avg", "exp_avg_sq", "shift"):
             if name in values:

@@ -28,18 +28,18 @@ class Work(NamedTuple):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or the tensor itself."""
+    """Return this rank's local tensor of a DTensor, or the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return a view of a dense tensor, in any order of dimensions, as (n,) in memory order."""
+    """Return a 1-D view of a dense tensor in memory order."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor with the strides of another: itself, or a copy if they differ."""
+def _match_strides(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the strides of ``like``: itself, or a copy if they differ."""
     if tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous()):
         return tensor
     return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -51,7 +51,7 @@ _BITSANDBYTES_KEY = "__bnb_optimizer_quant_state__"
 
 @dataclass(frozen=True, slots=True)
 class _Uncast:
-    """A loaded tensor, wrapped so that torch does not cast it to the parameter's dtype."""
+    """A wrapper of a loaded tensor that keeps torch from casting it."""
 
     tensor: Tensor
 
@@ -102,7 +102,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         Like torch's optimizers it does not copy tensors that are on the parameter's device.
         """
         # Registered last, so that a user's own hooks see plain tensors.
-        handle = self.register_load_state_dict_pre_hook(_shield)
+        handle = self.register_load_state_dict_pre_hook(_wrap_state)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -122,13 +122,13 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     def _step_group(self, group: dict[str, Any], first_ordinal: int) -> None:
         batches: dict[tuple[Any, ...], list[Work]] = {}
-        for param, grad, ordinal in _with_gradients(group, first_ordinal):
+        for param, grad, ordinal in _iterate_gradients(group, first_ordinal):
             state = self.state[param]
             if not state:
                 state["step"] = 0
                 state.update(self._initial_state(param, group))
             state["step"] += 1
-            work = self._work_on(param, grad, group, ordinal)
+            work = self._make_work(param, grad, group, ordinal)
             if work is not None:
                 tensors = work.param, work.grad
                 kinds = (work.param.device, *(tensor.dtype for tensor in tensors), *work.state)
@@ -136,10 +136,10 @@ class BatchedOptimizer(torch.optim.Optimizer):
         for key, works in batches.items():
             self._update(works, group, key[-1])
 
-    def _work_on(
+    def _make_work(
         self, param: Tensor, grad: Tensor, group: dict[str, Any], ordinal: int
     ) -> Work | None:
-        """Return a parameter's part of a batch, with the gradient in the layout of its state.
+        """Return a parameter's part of a batch, or None if it had to be updated at once.
 
         If that needs copies, the parameter is updated at once and alone, so that the copies live
         only briefly; then it returns None.
@@ -147,7 +147,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         target, gradient, values = local(param), local(grad), self.state[param]
         state = {name: local(t) for name, t in values.items() if isinstance(t, Tensor)}
         like = next(iter(state.values()))
-        laid_out, laid_out_grad = _like(target, like), _like(gradient, like)
+        laid_out, laid_out_grad = _match_strides(target, like), _match_strides(gradient, like)
         flat_state = {name: flat(tensor) for name, tensor in state.items()}
         work = Work(flat(laid_out), flat(laid_out_grad), flat_state, ordinal)
         if laid_out is target and laid_out_grad is gradient:
@@ -163,20 +163,20 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Make the tensors of a parameter's state, first one of the parameter's shape."""
+        """Return the new state tensors of a parameter, by name."""
 
     @abstractmethod
     def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:
-        """Update parameters and states of equal dtypes, device and step."""
+        """Update parameters that share dtypes, device and step, and their states."""
 
     def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
-        """Bring one parameter's loaded state into this optimizer's form."""
+        """Convert one parameter's loaded state to this optimizer's form."""
         if isinstance(values.get("step"), Tensor):
             values["step"] = int(values["step"].item())
 
 
 def collect_scalars(group: dict[str, Any], step: int, *, lr: float, decoupled: bool) -> Scalars:
-    """Return a step's numbers from the settings of a parameter group."""
+    """Return the numbers of one step, from a parameter group's settings."""
     names = ("eps", "weight_decay")
     numbers = (lr, *group["betas"], *(group[name] for name in names), step, group["maximize"])
     return Scalars._make(map(float, (*numbers, decoupled)))
@@ -191,9 +191,10 @@ def check_adam_settings(group: dict[str, Any]) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1), but are {group['betas']}")
 
 
-def _with_gradients(
+def _iterate_gradients(
     group: dict[str, Any], first_ordinal: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield each parameter of a group that has a gradient, the gradient and its number."""
     for ordinal, param in enumerate(group["params"], first_ordinal):
         if param.grad is None or local(param).numel() == 0:
             continue
@@ -205,8 +206,8 @@ def _with_gradients(
         yield param, param.grad, ordinal
 
 
-def _shield(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint whose tensors torch does not cast; unpack bitsandbytes' wrapping."""
+def _wrap_state(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with wrapped tensors, which torch does not cast."""
     shielded = {}
     for key, values in state_dict["state"].items():
         plain = dict(values)

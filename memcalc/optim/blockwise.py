@@ -21,7 +21,7 @@ DECADES = 7  # magnitudes 1e-7 .. 1, each with twice as many codes as the one be
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """Return the 256 values of the codes, sorted.
+    """Return the 256 values that 8-bit codes mean, ascending.
 
     Decade i covers [10^(i-7), 10^(i-6)) and is cut into 2^i equal cells (2^(i+1) without a
     sign); a code means its cell's middle.  Zero and 1.0 complete the table, so the signed
@@ -33,11 +33,11 @@ def dynamic_map(*, signed: bool) -> Tensor:
     Returns:
         float32 tensor of shape (256,), ascending, on the CPU.
     """
-    return torch.tensor(_values(signed), dtype=torch.float32, device="cpu")
+    return torch.tensor(_list_values(signed), dtype=torch.float32, device="cpu")
 
 
 @cache
-def _values(signed: bool) -> tuple[float, ...]:
+def _list_values(signed: bool) -> tuple[float, ...]:
     # Real numbers are needed here even while fake tensors are traced.
     with _disable_current_modes():
         values = [0.0, 1.0]
@@ -55,7 +55,7 @@ SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 def count_blocks(n: int) -> int:
-    """Return the number of blocks, and so of scales, of n elements."""
+    """Return the number of quantization blocks (and scales) of n elements."""
     return -(-n // BLOCK)
 
 
@@ -65,7 +65,7 @@ def reciprocal_scales(absmax: Tensor) -> Tensor:
 
 
 def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) -> Tensor:
-    """Return the code nearest to each value; a tie goes to the lower code.
+    """Return the 8-bit code whose value is nearest to each value; a tie goes to the lower.
 
     Args:
         values: float32, any shape, within [-1, 1].
@@ -102,7 +102,7 @@ class CodeTables:
 
 @lru_cache
 def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
-    """Return the code tables of the signed map, or of the unsigned map, which keeps non-zeros."""
+    """Return the look-up tables of the signed or unsigned code map on a device."""
     qmap = dynamic_map(signed=signed)
     patterns = torch.arange(1 << 16, dtype=torch.int64)
     negative = patterns >= 1 << 15
@@ -111,13 +111,13 @@ def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
     bits = torch.where(negative, bits - (1 << 32), bits)
     ends = bits.to(torch.int32).view(torch.float32).nan_to_num(0.0).clamp(-1.0, 1.0)
     low = nearest_code(ends, qmap, keep_nonzero=not signed).to(torch.int32)
-    upper = _boundaries(qmap, keep_nonzero=not signed)
+    upper = _find_boundaries(qmap, keep_nonzero=not signed)
     return CodeTables(low=low.to(device), upper=upper.to(device))
 
 
-def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
+def _find_boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
     """Return the smallest float32 of each code except the first, found by bisection; then inf."""
-    low, high = _ordinal(qmap[:-1]), _ordinal(qmap[1:])
+    low, high = _to_ordinal(qmap[:-1]), _to_ordinal(qmap[1:])
     code = torch.arange(255)
     while bool((high - low > 1).any()):
         middle = (low + high) // 2
@@ -127,7 +127,7 @@ def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
     return torch.cat([_from_ordinal(high), torch.tensor([torch.inf])])
 
 
-def _ordinal(values: Tensor) -> Tensor:
+def _to_ordinal(values: Tensor) -> Tensor:
     """Return the rank of each float32 in ascending order, as int64; both zeros are 0."""
     bits = values.view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -28,14 +28,14 @@ _Tensors = list[Tensor]
 
 
 class Scratch:
-    """Working memory for one chunk at a time: 24 bytes per element, of at most CHUNK elements."""
+    """Reusable working memory for one chunk: 24 bytes per element, at most CHUNK elements."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.size = 0
 
     def grow(self, part: slice) -> None:
-        """Allocate working memory for a chunk if the present one is too small."""
+        """Allocate the working memory again if it is too small for a chunk."""
         if part.stop - part.start <= self.size:
             return
         self.size = part.stop - part.start
@@ -50,30 +50,30 @@ class Scratch:
 def adam_32bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors, s: Scalars
 ) -> None:
-    """Step Adam in place, chunk by chunk: parameters and both float32 moments."""
+    """Apply one Adam step in place, chunk by chunk, with float32 moments."""
     work = Scratch(params[0].device)
 
     def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
-        for part in _chunks(p.numel()):
+        for part in _split_chunks(p.numel()):
             work.grow(part)
             value = _as_float32(p[part], work.value)
-            _advance(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
-            _store(value, p[part])
+            _step_adam(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
+            _copy_back(value, p[part])
 
-    _for_each_run((params, grads, state1, state2), update, multiple=1)
+    _update_in_runs((params, grads, state1, state2), update, multiple=1)
 
 
 def adam_8bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors,
     absmax1: _Tensors, absmax2: _Tensors, qmap1: Tensor, qmap2: Tensor, s: Scalars,
 ) -> None:  # fmt: skip
-    """Step Adam in place, chunk by chunk; moments are uint8 codes with a scale for each block."""
+    """Apply one Adam step in place, chunk by chunk, with 8-bit moments."""
     work = Scratch(params[0].device)
     tables1 = code_tables(qmap1.device, signed=True)
     tables2 = code_tables(qmap2.device, signed=False)
 
     def update(p: Tensor, g: Tensor, *state: Tensor) -> None:
-        for part in _whole_blocks(p.numel()):
+        for part in _split_at_blocks(p.numel()):
             work.grow(part)
             blocks = slice(part.start // BLOCK, -(-part.stop // BLOCK))
             codes1, codes2 = (one[part] for one in state[:2])
@@ -81,32 +81,32 @@ def adam_8bit(
             m = _dequantize(codes1, scales1, qmap1, work.m, work.index)
             v = _dequantize(codes2, scales2, qmap2, work.v, work.index)
             value = _as_float32(p[part], work.value)
-            _advance(value, _as_float32(g[part], work.grad), m, v, work.root, s)
-            _store(value, p[part])
+            _step_adam(value, _as_float32(g[part], work.grad), m, v, work.root, s)
+            _copy_back(value, p[part])
             _quantize_(m, codes1, scales1, tables1, work)
             _quantize_(v, codes2, scales2, tables2, work)
 
     columns = params, grads, state1, state2, absmax1, absmax2
-    _for_each_run(columns, update, multiple=BLOCK)
+    _update_in_runs(columns, update, multiple=BLOCK)
 
 
 def adamw_bf16(
     params: _Tensors, grads: _Tensors, exp_avg: _Tensors, exp_avg_sq: _Tensors,
     shift: _Tensors, keys: list[int], s: Scalars,
 ) -> None:  # fmt: skip
-    """Update in place; parameters, moments and correction are bf16, with a random key for each."""
+    """Apply one AdamW step in place to bf16 parameters, moments and correction term."""
     device = params[0].device
     work = Scratch(device)
     work.grow(slice(0, min(CHUNK, max(p.numel() for p in params))))
     weyl = weyl_indices(work.size, device)
     bits = torch.empty_like(weyl)
     for i, p in enumerate(params):
-        for part in _chunks(p.numel()):
+        for part in _split_chunks(p.numel()):
             n = part.stop - part.start
             m = _as_float32(exp_avg[i][part], work.m)
             v = _as_float32(exp_avg_sq[i][part], work.v)
             value = torch.add(p[part], shift[i][part].float(), out=work.value[:n])
-            _advance(value, _as_float32(grads[i][part], work.grad), m, v, work.root, s)
+            _step_adam(value, _as_float32(grads[i][part], work.grad), m, v, work.root, s)
             p[part].copy_(value)
 
             half, noise = work.index[:n], bits[:n]
@@ -118,15 +118,15 @@ def adamw_bf16(
             shift[i][part].copy_(round_stochastic_(rest, high_half(noise, out=half)))
 
 
-def _chunks(n: int) -> Iterator[slice]:
+def _split_chunks(n: int) -> Iterator[slice]:
     for start in range(0, n, CHUNK):
         yield slice(start, min(start + CHUNK, n))
 
 
-def _whole_blocks(n: int) -> Iterator[slice]:
-    """Yield the chunks of n elements, cut between blocks; a short last block is its own chunk."""
+def _split_at_blocks(n: int) -> Iterator[slice]:
+    """Yield chunks of n elements that end at block boundaries; a short last block is alone."""
     tail = n % BLOCK
-    yield from _chunks(n - tail)
+    yield from _split_chunks(n - tail)
     if tail:
         yield slice(n - tail, n)
 
@@ -136,13 +136,13 @@ def _as_float32(values: Tensor, scratch: Tensor) -> Tensor:
     return values if values.dtype == torch.float32 else scratch[: values.numel()].copy_(values)
 
 
-def _store(value: Tensor, target: Tensor) -> None:
-    """Copy a value back if it was converted; a float32 was updated in place."""
+def _copy_back(value: Tensor, target: Tensor) -> None:
+    """Copy a value to the parameter if it was converted to float32, else do nothing."""
     if value.dtype != target.dtype:
         target.copy_(value)
 
 
-def _advance(value: Tensor, g: Tensor, m: Tensor, v: Tensor, root: Tensor, s: Scalars) -> None:
+def _step_adam(value: Tensor, g: Tensor, m: Tensor, v: Tensor, root: Tensor, s: Scalars) -> None:
     """Apply one Adam step to value and its moments m and v, in place."""
     if s.maximize:
         g = g.neg()
@@ -170,7 +170,7 @@ def _dequantize(codes: Tensor, scales: Tensor, qmap: Tensor, out: Tensor, index:
 def _quantize_(
     values: Tensor, codes: Tensor, scales: Tensor, tables: CodeTables, work: Scratch
 ) -> None:
-    """Quantize values into codes and scales; the values are overwritten."""
+    """Quantize values into 8-bit codes and block scales; overwrite the values."""
     n = values.numel()
     index, root = work.index[:n], work.root[:n]
     torch.amax(
@@ -185,10 +185,10 @@ def _quantize_(
     codes.copy_(index.add_(code))
 
 
-def _for_each_run(
+def _update_in_runs(
     columns: Sequence[_Tensors], update: Callable[..., None], *, multiple: int
 ) -> None:
-    """Call ``update`` for each run of tensors: a large one alone, small ones packed together.
+    """Call ``update`` for each large tensor alone and for small ones packed together.
 
     Args:
         columns: Parameters, gradients and states of the same tensors.
@@ -196,7 +196,7 @@ def _for_each_run(
         multiple: Only tensors whose element count it divides are packed, so that blocks of that
             many elements stay whole.
     """
-    for run in _runs([p.numel() for p in columns[0]], multiple):
+    for run in _group_indices([p.numel() for p in columns[0]], multiple):
         parts = [[column[i] for i in run] for column in columns]
         packed = [torch.cat(part) if len(run) > 1 else part[0] for part in parts]
         update(*packed)
@@ -205,8 +205,8 @@ def _for_each_run(
                 torch._foreach_copy_(part, torch.split(whole, [t.numel() for t in part]))
 
 
-def _runs(sizes: list[int], multiple: int) -> Iterator[list[int]]:
-    """Yield runs of indices: a large tensor alone, small ones that together fit a chunk."""
+def _group_indices(sizes: list[int], multiple: int) -> Iterator[list[int]]:
+    """Yield the indices of tensors to update together: a large one alone, small ones packed."""
     run: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):

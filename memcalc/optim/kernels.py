@@ -27,7 +27,7 @@ _MIX3 = tl.constexpr(0x85EBCA6B)
 
 @triton.jit
 def _locate(table, COUNT, DEPTH: tl.constexpr):
-    """Return this program's tensor, and its number among that tensor's programs."""
+    """Return the tensor that this program works on, and the program's number within it."""
     program = tl.program_id(0)
     low = 0
     high = COUNT
@@ -49,6 +49,7 @@ def _load_count(row, EVEN: tl.constexpr):
 
 @triton.jit
 def _ptr(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
+    """Return the typed pointer in a column of a table's row."""
     pointer = tl.load(row + COLUMN).to(tl.pointer_type(KIND))
     if EVEN:
         pointer = tl.multiple_of(pointer, 16)
@@ -67,7 +68,7 @@ def _round_to_nearest(value, KIND: tl.constexpr):
 
 
 @triton.jit
-def _advance(value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size):
+def _step_adam(value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size):
     g = g * sign + l2 * value
     m = m * beta1 + rest1 * g
     v = v * beta2 + rest2 * g * g
@@ -77,7 +78,7 @@ def _advance(value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, corre
 
 @triton.jit
 def _nearest_code(x, qmap, SIGNED: tl.constexpr):
-    """Return the nearest code: guess it by the map's formula, then compare three neighbors."""
+    """Return the nearest 8-bit code: guessed by formula, then compared with two neighbors."""
     a = tl.minimum(tl.abs(x), 1.0)
     decade = tl.floor(tl.log2(tl.maximum(a, 1e-7)) / _LOG2_10) + 7.0
     decade = tl.minimum(tl.maximum(decade, 0.0), 6.0)
@@ -117,7 +118,7 @@ def adam_8bit(
     COUNT, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     PARAM: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Update 8-bit states; rows of n, param, grad, state1, state2, absmax1, absmax2."""
+    """Apply one Adam step; rows: n, param, grad, state1, state2, absmax1, absmax2."""
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 7
     n = _load_count(row, EVEN)
@@ -134,7 +135,7 @@ def adam_8bit(
     m = tl.where(inside, m * tl.load(scales1, mask=scaled, other=0)[:, None], 0.0)
     v = tl.load(qmap2 + tl.load(codes2, mask=inside, other=0).to(tl.int32))
     v = tl.where(inside, v * tl.load(scales2, mask=scaled, other=0)[:, None], 0.0)
-    value, m, v = _advance(
+    value, m, v = _step_adam(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
     tl.store(p, _round_to_nearest(value, PARAM), mask=inside)
@@ -153,7 +154,7 @@ def adam_32bit(
     COUNT, DEPTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
     PARAM: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Update float32 states; rows of n, param, grad, state1, state2."""
+    """Apply one Adam step with float32 moments; table rows: n, param, grad, state1, state2."""
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 5
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
@@ -165,7 +166,7 @@ def adam_32bit(
     g = tl.load(_ptr(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(state1, mask=inside, other=0)
     v = tl.load(state2, mask=inside, other=0)
-    value, m, v = _advance(
+    value, m, v = _step_adam(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
     tl.store(p, _round_to_nearest(value, PARAM), mask=inside)
@@ -175,7 +176,7 @@ def adam_32bit(
 
 @triton.jit
 def _random_bits(index, key):
-    """Return ``rounding.random_bits`` of elements, as uint32."""
+    """Return ``rounding.random_bits`` for element indices, as uint32."""
     x = index * _WEYL + key
     x = (x ^ (x >> 16)) * _MIX1
     x = (x ^ (x >> 15)) * _MIX2
@@ -196,7 +197,7 @@ def adamw_bf16(
     sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size,
     COUNT, DEPTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Update in bf16; rows of n, param, grad, exp_avg, exp_avg_sq, shift, key."""
+    """Apply one bf16 AdamW step; rows: n, param, grad, exp_avg, exp_avg_sq, shift, key."""
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 7
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
@@ -210,7 +211,7 @@ def adamw_bf16(
     g = tl.load(_ptr(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(exp_avg, mask=inside, other=0).to(tl.float32)
     v = tl.load(exp_avg_sq, mask=inside, other=0).to(tl.float32)
-    value, m, v = _advance(
+    value, m, v = _step_adam(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
     stored = _round_to_nearest(value, tl.bfloat16)

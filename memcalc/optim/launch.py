@@ -26,7 +26,7 @@ def adam_8bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors,
     absmax1: _Tensors, absmax2: _Tensors, qmap1: Tensor, qmap2: Tensor, s: Scalars,
 ) -> None:  # fmt: skip
-    """Update in place; moments are uint8 codes with a scale for each block."""
+    """Apply one Adam step in place on CUDA, with 8-bit moments."""
     columns = [params, grads, state1, state2]
     types = {"PARAM": _TYPES[params[0].dtype], "GRAD": _TYPES[grads[0].dtype]}
     _launch(kernels.adam_8bit, columns, (qmap1, qmap2, *s.arguments()), types, [absmax1, absmax2])
@@ -35,7 +35,7 @@ def adam_8bit(
 def adam_32bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors, s: Scalars
 ) -> None:
-    """Update in place; moments are float32."""
+    """Apply one Adam step in place on CUDA, with float32 moments."""
     types = {"PARAM": _TYPES[params[0].dtype], "GRAD": _TYPES[grads[0].dtype]}
     _launch(kernels.adam_32bit, [params, grads, state1, state2], s.arguments(), types)
 
@@ -44,7 +44,7 @@ def adamw_bf16(
     params: _Tensors, grads: _Tensors, exp_avg: _Tensors, exp_avg_sq: _Tensors,
     shift: _Tensors, keys: list[int], s: Scalars,
 ) -> None:  # fmt: skip
-    """Update in place; parameters, moments and correction are bf16, with a random key for each."""
+    """Apply one AdamW step in place on CUDA to bf16 parameters, moments and correction term."""
     columns = [params, grads, exp_avg, exp_avg_sq, shift]
     types = {"GRAD": _TYPES[grads[0].dtype]}
     _launch(kernels.adamw_bf16, columns, s.arguments(), types, keys=keys)
@@ -65,7 +65,7 @@ def _launch(
     scales: list[_Tensors] | None = None,
     keys: list[int] | None = None,
 ) -> None:
-    """Launch a kernel twice: on the tensors that allow wide loads, and on the others."""
+    """Launch a Triton kernel once for tensors that allow wide loads and once for the others."""
     sizes, like = [p.numel() for p in columns[0]], columns[0][0]
     addresses = [[t.data_ptr() for t in row] for row in zip(*columns, strict=True)]
     for chosen, even in table.split(map(table.is_even, sizes, addresses)):

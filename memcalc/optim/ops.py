@@ -31,13 +31,13 @@ same names. Tensors are flat and dense, a list has one dtype, and lists are para
 
 
 def run(name: str, *given: Any, scalars: Scalars) -> None:
-    """Run an update in place on the device of its tensors; ``given``: see ``_SCHEMAS``."""
+    """Run an optimizer operator in place on its tensors' device; arguments: see ``_SCHEMAS``."""
     getattr(torch.ops.memcalc_optim, f"{name}_")(*given, list(map(float, scalars)))
 
 
 @cache
 def cuda_path() -> ModuleType:
-    """Return the module that updates CUDA tensors: Triton kernels if they run, else torch code."""
+    """Return the module that updates CUDA tensors: ``launch`` if Triton runs, else ``chunked``."""
     if importlib.util.find_spec("triton") is None:
         return chunked
     try:
@@ -55,7 +55,7 @@ def cuda_path() -> ModuleType:
     return launch
 
 
-def _implement(name: str, key: str, path: Callable[[], ModuleType]) -> None:
+def _register_operator(name: str, key: str, path: Callable[[], ModuleType]) -> None:
     def update(*given: Any) -> None:
         getattr(path(), name)(*given[:-1], Scalars(*given[-1]))
 
@@ -65,5 +65,5 @@ def _implement(name: str, key: str, path: Callable[[], ModuleType]) -> None:
 for _name, _schema in _SCHEMAS.items():
     _LIBRARY.define(f"{_name}_({_schema}, float[] scalars) -> ()")
     _LIBRARY.impl(f"{_name}_", lambda *_: None, "Meta")
-    _implement(_name, "CompositeExplicitAutograd", lambda: chunked)
-    _implement(_name, "CUDA", cuda_path)
+    _register_operator(_name, "CompositeExplicitAutograd", lambda: chunked)
+    _register_operator(_name, "CUDA", cuda_path)

@@ -27,7 +27,7 @@ def signed32(value: int) -> int:
 
 
 def stream_key(seed: int, step: int, ordinal: int) -> int:
-    """Return one int32 key from the seed, the step and the parameter's place in the optimizer."""
+    """Return an int32 hash of the seed, the step and the parameter's position."""
     state = 0
     for word in (seed, step, ordinal):
         state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
@@ -44,7 +44,7 @@ def weyl_indices(count: int, device: torch.device) -> Tensor:
 
 
 def random_bits(weyl: Tensor, start: int, key: int, *, out: Tensor, scratch: Tensor) -> Tensor:
-    """Return 32 random bits for each of the elements start, start + 1, ..., by a hash.
+    """Return 32 pseudo-random bits per element, a hash of key and element index.
 
     Args:
         weyl: int32 (n,) from ``weyl_indices``.
@@ -62,7 +62,7 @@ def random_bits(weyl: Tensor, start: int, key: int, *, out: Tensor, scratch: Ten
 
 
 def remix_(bits: Tensor, scratch: Tensor) -> Tensor:
-    """Replace random bits, in place, by new ones for the next rounding of the same element."""
+    """Replace random bits in place, for a second rounding of the same elements."""
     bits.mul_(signed32(MIX3))
     return _xor_shift(bits, 13, scratch)
 

@@ -50,7 +50,7 @@ class Scalars(NamedTuple):
         return 0.0 if self.decoupled else self.weight_decay
 
     def arguments(self) -> tuple[float, ...]:
-        """Return a Triton kernel's scalar arguments in their order."""
+        """Return the scalar arguments of a Triton kernel, in their order."""
         sign = -1.0 if self.maximize else 1.0
         first, second = (self.beta1, 1.0 - self.beta1), (self.beta2, 1.0 - self.beta2)
         factors = self.shrink, self.root_correction, self.eps, self.step_size

@@ -12,7 +12,7 @@ ALIGNED = 16  # the elements and bytes whose multiples allow wide loads
 
 
 def split(evens: Iterable[bool]) -> Iterator[tuple[list[int], bool]]:
-    """Yield the indices of tensors that allow wide loads, with True, then the others, with False.
+    """Yield the indices of tensors that allow wide loads (True), then of the others (False).
 
     Args:
         evens: ``is_even`` of each tensor.
@@ -30,7 +30,7 @@ def is_even(elements: int, addresses: Iterable[int]) -> bool:
 
 
 def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
-    """Return the words of a launch's table and its number of programs.
+    """Return a launch's table as integers, and its number of programs.
 
     Args:
         rows: for each tensor its element count, then the other words of its row.
@@ -47,5 +47,5 @@ def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
 
 
 def depth(tensors: int) -> int:
-    """Return the number of bisections that find one of ``tensors`` tensors."""
+    """Return the number of bisection steps to find one of ``tensors`` tensors."""
     return max(tensors - 1, 0).bit_length()

@@ -10,7 +10,7 @@ _installed: dict[str, Callable[[Any], Any]] = {}
 
 
 def install(**renderers: Callable[[Any], Any]) -> None:
-    """Install the functions that render a record: ``text``, ``html`` and ``figure``."""
+    """Install the functions that render records: ``text``, ``html``, ``figure``, ``frame``."""
     _installed.update(renderers)
 
 
@@ -30,7 +30,7 @@ class Answer:
         return str(_installed["html"](self)) if _installed else None
 
     def to_dataframe(self) -> Any:
-        """Return the figures of an estimate, or the largest table of another answer, for pandas.
+        """Return the answer as a pandas DataFrame: a prediction's row, or its largest table.
 
         Raises:
             UsageError: pandas is not installed.
@@ -39,7 +39,7 @@ class Answer:
 
 
 def figure(record: object) -> Any:
-    """Return the record as a figure of matplotlib.
+    """Return a record as a matplotlib figure.
 
     Raises:
         RuntimeError: nothing is installed that draws.

@@ -61,7 +61,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values; empty where they cannot be listed."""
+        """The allowed values, or () if they cannot be listed."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
@@ -73,18 +73,18 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(parts)
 
     def check(self, value: Any) -> Any:
-        """Convert a setting from a file or from Python to the value that the plan holds.
+        """Convert a value from a file or from Python to the type that the plan holds.
 
         Raises:
             SettingError: it has another type, is out of range, or is none of the choices.
         """
         if self.is_table:
-            return tuple(check_value(self.name, self.type, self._table(value)).items())
+            return tuple(check_value(self.name, self.type, self._pairs_to_dict(value)).items())
         alone = self.repeats and isinstance(value, str)
         return check_value(self.name, self.type, (value,) if alone else value)
 
     def read(self, given: str | tuple[str, ...] | bool) -> Any:
-        """Convert a setting from the command line: its text, all texts if it repeats, or a switch.
+        """Convert a command-line value (text, tuple of texts or bool) to the plan's type.
 
         Raises:
             SettingError: it is not understood.
@@ -96,7 +96,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return self.check(given)
 
     def write(self, value: Any) -> list[str]:
-        """Return the words on the command line that ``read`` takes for this value."""
+        """Return the command-line words that set this value."""
         if self.kind is bool:
             return [f"--{self.option}" if value else f"--no-{self.option}"]
         if self.is_table:
@@ -104,7 +104,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         values = value if self.repeats else [value]
         return [word for item in values for word in (f"--{self.option}", str(item))]
 
-    def _table(self, value: Any) -> Any:
+    def _pairs_to_dict(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(value)
         if not isinstance(value, tuple) or not all(
@@ -132,7 +132,7 @@ def changed_settings(plan: Plan) -> dict[str, Any]:
 
 
 def name_settings(function: F) -> F:
-    """Return a function that takes ``**settings``, whose signature names and types each of them."""
+    """Give a function with ``**settings`` a signature that names the plan's fields."""
     taken = inspect.signature(function).parameters
     own = [one for one in taken.values() if one.kind != one.VAR_KEYWORD]
     left = [field for name, field in FIELDS.items() if name not in (*taken, "command")]
@@ -147,16 +147,16 @@ def name_settings(function: F) -> F:
 
 
 def declare_fields(kind: type[Plan]) -> dict[str, Field]:
-    """Return the declarations of a class's own fields, by name and in order."""
+    """Return the declarations of the plan's fields, by name."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
-    words = _field_docs(kind)
+    words = _read_field_docs(kind)
     return {
         name: _make_field(name, words.get(name, ""), annotation, defaults[name])
         for name, annotation in kind.__annotations__.items()
     }
 
 
-def _field_docs(kind: type[Plan]) -> dict[str, str]:
+def _read_field_docs(kind: type[Plan]) -> dict[str, str]:
     """Return the docstring below each field of a class; empty without its source."""
     try:
         module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
@@ -204,7 +204,7 @@ FIELDS = declare_fields(Plan)
 
 
 def options(plan: Plan) -> str:
-    """Return the model, the batch, and every option that differs from its default."""
+    """Return a plan as command-line text: model, batch, and options that are not defaults."""
     changed = changed_settings(plan) | ({} if plan.inputs else {"batch": plan.batch})
     words = [plan.model]
     for name, field in FIELDS.items():
@@ -224,7 +224,7 @@ COMPARED = {
 
 
 def varied_settings(plans: Sequence[Plan]) -> list[str]:
-    """Return the settings that differ between plans; the optimizer where none does."""
+    """Return the names of settings that differ between plans; ``optim`` if none does."""
     found = [name for name in COMPARED if len({getattr(plan, name) for plan in plans}) > 1]
     return found or ["optim"]
 
@@ -235,12 +235,12 @@ def plan_changes(before: Mapping[str, object], now: Mapping[str, object]) -> lis
     for name, field in FIELDS.items():
         old, new = before.get(name, field.default), now.get(name, field.default)
         if old != new:
-            shown.append(f"{name} {_plain(old)} -> {_plain(new)}")
+            shown.append(f"{name} {_show_value(old)} -> {_show_value(new)}")
     return shown
 
 
 def version_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the libraries whose versions differ, with both versions."""
+    """Return a phrase for each library whose version differs."""
     return [
         f"{name} {before.get(name, 'not installed')} then, {now.get(name, 'not installed')} now"
         for name in sorted(before.keys() | now.keys())
@@ -248,5 +248,5 @@ def version_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[s
     ]
 
 
-def _plain(value: object) -> str:
+def _show_value(value: object) -> str:
     return "default" if value in (None, "", [], ()) else str(value)

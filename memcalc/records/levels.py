@@ -16,6 +16,6 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def highest(*levels: Levels) -> Levels:
-    """Return the highest of each rung."""
+    """Return the maximum of each memory level (requested, allocated, active, reserved)."""
     rungs = Levels.__struct_fields__
     return Levels(**{rung: max(getattr(one, rung) for one in levels) for rung in rungs})

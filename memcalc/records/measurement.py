@@ -94,7 +94,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def moment(self, name: str) -> Moment | None:
-        """The quiet point of this name, if it was reached."""
+        """Return the reading at the quiet point with this name, or None."""
         return next((moment for moment in self.moments if moment.name == name), None)
 
     @property
@@ -162,7 +162,7 @@ def find_last_step(readings: Iterable[PhaseReading]) -> int | None:
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
-    """Return the peak of each known rung in each phase of the steady step.
+    """Return the peak of each memory level in each phase of the last complete step, in bytes.
 
     The steady step is the last one that ended: by then all that a step leaves behind exists. What
     comes before the first step counts as its phases, and loading only where weights change on the
@@ -187,7 +187,7 @@ def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]
 
 
 def steady_peak(measurement: Measurement, rung: str) -> int | None:
-    """The highest level of the steady step on one rung of the allocator, in bytes."""
+    """Return the last complete step's peak of a level such as ``reserved``, in bytes, or None."""
     levels = [found[rung] for found in steady_peaks(measurement.phases).values() if rung in found]
     return max(levels, default=None)
 

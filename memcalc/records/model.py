@@ -120,5 +120,5 @@ class OptimizerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the user should know, such as which tensors stay in 32 bit and why."""
 
     def total(self, place: Place) -> int:
-        """Return the bytes in one place."""
+        """Return the bytes of state in one place: device, host or managed memory."""
         return sum(tensor.bytes for tensor in self.tensors if tensor.place is place)

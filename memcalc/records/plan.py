@@ -268,5 +268,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gathers(self) -> bool:
-        """True if the cache collects tokens and quantizes them together."""
+        """True if the KV cache collects tokens and quantizes them together."""
         return self.cache in ("quantized", "quantized-hqq")

@@ -313,5 +313,5 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.bytes for one in self.sent)
 
     def plot(self) -> Any:
-        """The peak by component, as a figure of matplotlib."""
+        """Draw the components at the peak as a matplotlib figure."""
         return figure(self)

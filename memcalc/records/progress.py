@@ -20,7 +20,7 @@ _listeners: list[Report] = []
 
 @contextlib.contextmanager
 def listening(report: Report) -> Iterator[None]:
-    """Listen to the progress of this process meanwhile, in all its threads."""
+    """Send the progress of this process to ``report`` inside the block."""
     _listeners.append(report)
     try:
         yield
@@ -29,6 +29,6 @@ def listening(report: Report) -> Iterator[None]:
 
 
 def tell(progress: Progress) -> None:
-    """Tell the newest listener."""
+    """Send progress to the newest listener, if any."""
     if _listeners:
         _listeners[-1](progress)

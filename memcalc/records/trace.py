@@ -11,7 +11,7 @@ from memcalc.records.model import Inventory
 
 
 def rename_component(name: str) -> str:
-    """Return the present name of a component by the one that a file of schema 1 has."""
+    """Return a component's present name from its name in files of schema 1."""
     return re.sub("^quantis(ed_weights|ation_constants)$", r"quantiz\1", name)
 
 
@@ -190,26 +190,26 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sections(marks: Sequence[Mark], count: int) -> Iterator[tuple[Mark, int, int]]:
-    """Yield each mark with its first and end event, of ``count`` events in all."""
+    """Yield each phase mark with the range of its events: first, and one past the last."""
     ends = (*(mark.index for mark in marks[1:]), count)
     for mark, end in zip(marks, ends, strict=True):
         yield mark, mark.index, end
 
 
 def changes(events: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
-    """Yield the bytes that each event adds; negative for a death."""
+    """Yield the bytes that each event adds; negative for a free."""
     return (sizes[event] if event >= 0 else -sizes[~event] for event in events)
 
 
 def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
-    """Yield each event in order: its mark, the event itself, and its storage."""
+    """Yield each event of a trace in order, with its phase mark and its storage."""
     for mark, begin, end in sections(trace.marks, len(trace.events)):
         for event in trace.events[begin:end]:
             yield mark, event, trace.storages[event if event >= 0 else ~event]
 
 
 def counts(trace: Trace, phase: Phase, step: int) -> bool:
-    """Return True if the peak of this part of a run is in the answer.
+    """Return True if this phase and step count for the answer (the steady step, mostly).
 
     Every part of a script is. Of a plan the last step is, which stands for the others; resuming is;
     loading and preparing are where weights change on the way.
@@ -222,7 +222,7 @@ def counts(trace: Trace, phase: Phase, step: int) -> bool:
 
 
 def highest(trace: Trace) -> dict[Phase, int]:
-    """Return the event after which each phase of the steady step holds the most requested bytes.
+    """Return the index of the event at which each phase of the steady step peaks.
 
     Bytes that are held when a phase begins count for it.
     """
@@ -239,7 +239,7 @@ def highest(trace: Trace) -> dict[Phase, int]:
 
 
 def alive(trace: Trace, event: int) -> list[int]:
-    """Return the numbers of the storages alive right after an event, in order of birth."""
+    """Return the numbers of the storages alive after an event, in order of allocation."""
     living: dict[int, None] = {}
     for happened in trace.events[: event + 1]:
         if happened >= 0:
@@ -250,7 +250,7 @@ def alive(trace: Trace, event: int) -> list[int]:
 
 
 def components(trace: Trace, event: int) -> dict[Component, int]:
-    """Return the bytes alive right after an event, by component."""
+    """Return the bytes alive after an event, by component."""
     held = dict.fromkeys(Component, 0)
     for number in alive(trace, event):
         storage = trace.storages[number]
@@ -259,7 +259,7 @@ def components(trace: Trace, event: int) -> dict[Component, int]:
 
 
 def find_peak(trace: Trace, component: Component) -> int:
-    """Return the most bytes that one component holds at once."""
+    """Return the most bytes that one component holds at any time."""
     level = most = 0
     for _, event, storage in walk(trace):
         if storage.component is component:
@@ -269,7 +269,7 @@ def find_peak(trace: Trace, component: Component) -> int:
 
 
 def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
-    """Return the events at which the last step begins and ends; evaluation or the end follows.
+    """Return the first event of the last step, and the one after its end.
 
     The last zero_grad is as long as the one before it; later deaths belong to the exit.
     """
@@ -286,7 +286,7 @@ def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
 
 
 def program_end(trace: Trace) -> int:
-    """Count the events before the program ends and frees what is left.
+    """Return the number of events before the program ends and frees what is left.
 
     An evaluation ends with the last event of a storage made in it; a script ends by itself.
     """

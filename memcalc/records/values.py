@@ -26,13 +26,13 @@ _LONGEST = 60
 
 
 def plain(kind: Any) -> type:
-    """Return the Python type of one value of a declared type: bool, int, float or str."""
+    """Return the Python type of a declared type: bool, int, float or str."""
     bare = kind.__origin__ if get_origin(kind) is Annotated else kind
     return bare if bare in (bool, int, float) else str
 
 
 def scalar(text: str) -> Scalar:
-    """Parse a number, true, false or none; all else is a text, which may have quotes."""
+    """Parse a text as a number, true, false or none, else return it without quotes."""
     text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -45,7 +45,7 @@ def scalar(text: str) -> Scalar:
 
 
 def format_scalar(value: Scalar) -> str:
-    """Write a value as the text that ``scalar`` parses to it."""
+    """Return a value as the text that ``scalar`` parses to it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -95,7 +95,7 @@ def parse_value(name: str, kind: Any, text: str) -> Any:
 
 
 def check_value(name: str, kind: Any, value: Any) -> Any:
-    """Convert a value to this type by msgspec.
+    """Convert a value to a declared type by msgspec, or raise SettingError.
 
     ``kind`` is a type, or one with limits as ``Annotated[int, Meta(ge=1, le=8)]``, but no union of
     a text that has a pattern with a list or table: msgspec 0.22 frees the pattern too often.
@@ -113,7 +113,7 @@ def check_value(name: str, kind: Any, value: Any) -> Any:
 
 
 def refusal(name: str, kind: Any, value: Any) -> SettingError:
-    """Return the error for a value that does not have this type."""
+    """Return the error for a value that does not have a declared type."""
     if get_origin(kind) is Literal:
         reason = _NOT_RUN.get((name.lstrip("-"), str(value)))
         if reason is not None:
@@ -130,7 +130,7 @@ def refusal(name: str, kind: Any, value: Any) -> SettingError:
 
 
 def _describe_type(kind: Any) -> str:
-    """Return a type in words that follow ``is not``."""
+    """Return a declared type in words, to follow ``is not``."""
     if get_origin(kind) is Union:
         return ", or ".join(map(_describe_type, get_args(kind)))
     if get_origin(kind) is Literal:
@@ -154,12 +154,12 @@ def _describe_type(kind: Any) -> str:
 
 
 def whole(pattern: str) -> str:
-    """Return a pattern for the whole text; Python's ``$`` alone allows a line break."""
+    """Return a regular expression that matches only the whole text."""
     return rf"^(?:{pattern})$(?!\n)"
 
 
 def about(group: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
-    """Return the help of a field; ``option`` is ``None`` where only some verbs take it."""
+    """Return metadata of a plan's field: its group, default in words, option and spelling."""
     return Meta(extra={"group": group, "otherwise": otherwise, "option": option, "typed": typed})
 
 
@@ -242,7 +242,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adapter(text: str) -> Adapter:
-    """Parse a text of ``Plan.lora``; alpha is twice the rank unless it is given.
+    """Parse a text of ``Plan.lora``, such as ``r=16,target=all-linear``.
 
     Raises:
         UsageError: the text has another form.
@@ -259,7 +259,7 @@ def adapter(text: str) -> Adapter:
 
 
 def parse_input(text: str) -> tuple[str, str, tuple[int, ...]]:
-    """Parse the name, dtype and shape of a text of ``Plan.inputs``.
+    """Parse a text of ``Plan.inputs`` into name, dtype and shape.
 
     Raises:
         UsageError: the text has another form.

@@ -57,7 +57,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def in_8bit(parameter: Parameter, args: Args) -> bool:
-    """Return True if this tensor's state is kept in 8 bit."""
+    """Return True if the optimizer state of a parameter is kept in 8 bit."""
     if args.get("optim_bits", 32) != 8:
         return False
     patterns = str(args.get("32bit") or "").split(",")
@@ -70,11 +70,13 @@ def in_8bit(parameter: Parameter, args: Args) -> bool:
     return parameter.numel >= number(args, "min_8bit_size", MIN_8BIT_SIZE)
 
 
-def _place(numel: int, args: Args) -> Place:
+def _choose_place(numel: int, args: Args) -> Place:
+    """Return managed memory for large states of a paged optimizer, else the device."""
     return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
 
 
 def _make_layout(family: Family) -> Layout:
+    """Return a function that describes the state of one parameter."""
     norm = family.name in ("LAMB", "LARS")
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
@@ -82,7 +84,7 @@ def _make_layout(family: Family) -> Layout:
         states = [(1, family.first), *([(2, 1)] if family.second else [])]
         dtype = "uint8" if in_8bit(parameter, args) else "float32"
         # The size of the parameter decides, also for AdEMAMix' double first state.
-        found: list[Piece] = [(f"state{at}", dtype, times * n, _place(n, args))
+        found: list[Piece] = [(f"state{at}", dtype, times * n, _choose_place(n, args))
                               for at, times in states]  # fmt: skip
         if dtype == "uint8":
             blocks = ceil(n / BLOCK)
@@ -97,7 +99,7 @@ def _make_layout(family: Family) -> Layout:
     return layout
 
 
-def _make_code_maps(family: Family) -> Any:
+def _make_shared_layout(family: Family) -> Any:
     names = ("qmap1", "qmap2") if family.second else ("qmap1",)
 
     def shared(any_8bit: bool, args: Args) -> list[Piece]:
@@ -134,18 +136,18 @@ def _make_row(family: Family, paged: bool, bits: int | None) -> Row:
             **family.defaults,
         },
         takes=(*(one for one in COMMON if one not in lacks), *family.takes.split()),
-        shared=_make_code_maps(family),
+        shared=_make_shared_layout(family),
         in_8bit=in_8bit,
         twin_8bit=f"{'paged' if paged else ''}{name.lower()}8bit" if bits != 8 else None,
         rule=family.rule / 4 if bits == 8 else family.rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
-        refuse=_refusal(family, paged, bits),
+        refuse=_make_refusal(family, paged, bits),
     )
 
 
-def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
-    """Refuse what a class takes and ignores; what bitsandbytes refuses, its own class says.
+def _make_refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
+    """Return a check of arguments that a class accepts and ignores; the class checks the others.
 
     Source: the constructors of bitsandbytes 0.50.2, each tried.
     """
@@ -166,7 +168,7 @@ def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
 
 
 def rows(families: Iterable[Family]) -> list[Row]:
-    """Return a row for each class of bitsandbytes, and for memcalc's with the same states."""
+    """Return the registry rows of bitsandbytes' optimizers, and of memcalc's with equal states."""
     found = [
         _make_row(family, paged, bits)
         for family in families
@@ -181,7 +183,7 @@ def rows(families: Iterable[Family]) -> list[Row]:
             summary="8-bit states, scale per 256",
             layout=_make_layout(two),
             defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
-            shared=_make_code_maps(two),
+            shared=_make_shared_layout(two),
             in_8bit=in_8bit,
             takes=COMMON,
             rule=2,

@@ -26,7 +26,7 @@ def build(
     only: torch.nn.Parameter | None = None,
     through: Callable[..., torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer over the parameters of a model that train.
+    """Build the optimizer of a choice over the parameters of a model that train.
 
     They are on their device already: the ``groups``, or ``only`` this one, else all in one
     group. ``wide_embeddings`` keeps the 8-bit states of embeddings in 32 bit, as the Trainer does;
@@ -36,8 +36,8 @@ def build(
         UsageError: its package is not installed, or the class refuses its arguments.
     """
     _forget_overrides(choice, model)
-    cls = _class(choice)
-    arguments = {**_rate(choice, cls), **_arguments(choice)}
+    cls = _import_class(choice)
+    arguments = {**_learning_rate(choice, cls), **_convert_arguments(choice)}
     if choice.row.name == "transformers.adafactor" and "relative_step" not in choice.given:
         arguments = {**arguments, "scale_parameter": False, "relative_step": False}
     if groups is None:
@@ -63,12 +63,12 @@ def build(
             f"simulate a script that does (memcalc simulate -- python train.py)."
         )
     if only is None:
-        _override(choice, optimizer, model, wide_embeddings)
+        _keep_in_32bit(choice, optimizer, model, wide_embeddings)
     return optimizer
 
 
-def _rate(choice: Choice, cls: Any) -> dict[str, Any]:
-    """A learning rate, for classes that take one: some set their own."""
+def _learning_rate(choice: Choice, cls: Any) -> dict[str, Any]:
+    """Return ``lr`` as keyword arguments if the optimizer's class takes it, else {}."""
     if not choice.row.foreign:
         return {"lr": LEARNING_RATE}
     try:
@@ -79,7 +79,7 @@ def _rate(choice: Choice, cls: Any) -> dict[str, Any]:
     return {"lr": LEARNING_RATE} if named else {}
 
 
-def _class(choice: Choice) -> Any:
+def _import_class(choice: Choice) -> Any:
     if choice.row.foreign:
         path = choice.row.implementation
         return load(path if is_named(path) else ":".join(path.rpartition(".")[::2]))
@@ -97,7 +97,7 @@ def _class(choice: Choice) -> Any:
         raise UsageError(f"{module_name} has no optimizer {name}.") from None
 
 
-def _arguments(choice: Choice) -> dict[str, Any]:
+def _convert_arguments(choice: Choice) -> dict[str, Any]:
     return {
         key: getattr(torch, str(value)) if key.endswith("_dtype") else value
         for key, value in list_arguments(choice).items()
@@ -105,7 +105,7 @@ def _arguments(choice: Choice) -> dict[str, Any]:
 
 
 def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
-    """Drop the overrides that bitsandbytes keeps by the address of parameters of earlier models.
+    """Drop the settings that bitsandbytes keeps by address for parameters of earlier models.
 
     Overrides that modules of this model asked for (``StableEmbedding``) are kept by module, and
     stay.
@@ -120,20 +120,21 @@ def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
         manager.pid2config.pop(id(parameter), None)
 
 
-def _override(
+def _keep_in_32bit(
     choice: Choice, optimizer: torch.optim.Optimizer, model: torch.nn.Module, wide: bool
 ) -> None:
+    """Make bitsandbytes keep states in 32 bit: of embeddings, and of named parameters."""
     if choice.row.package != "bitsandbytes" or choice.args.get("optim_bits") != 8:
         return
     from bitsandbytes.optim import GlobalOptimManager
 
     manager = GlobalOptimManager.get_instance()
     manager.register_parameters(optimizer.param_groups)
-    for parameter in _kept_wide(choice, model, wide):
+    for parameter in _list_32bit(choice, model, wide):
         manager.override_config(parameter, "optim_bits", 32)
 
 
-def _kept_wide(choice: Choice, model: torch.nn.Module, embeddings: bool) -> Iterator[torch.Tensor]:
+def _list_32bit(choice: Choice, model: torch.nn.Module, embeddings: bool) -> Iterator[torch.Tensor]:
     patterns = [p for p in str(choice.args.get("32bit") or "").split(",") if p]
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):

@@ -10,7 +10,7 @@ _SETTLED = ("is_paged", "optim_bits", "percentile_clipping")
 
 
 def list_arguments(choice: Choice) -> dict[str, Any]:
-    """Return the arguments except the learning rate; types (``*_dtype``) by their names."""
+    """Return an optimizer's constructor arguments except ``lr``; dtypes as names."""
     arguments: dict[str, Any] = {
         key: value
         for key, value in choice.given.items()

@@ -16,36 +16,36 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 
 @functools.cache
-def _by_name(loop: str) -> dict[str, Row]:
+def _index_by_name(loop: str) -> dict[str, Row]:
     # Earlier rows win: adafactor and rmsprop are torch's, but for the Trainer.
-    names = {_plain(name): row for row in rows() for name in row.loop_aliases.get(loop, ())}
+    names = {_normalize(name): row for row in rows() for name in row.loop_aliases.get(loop, ())}
     for row in rows():
         for name in (row.name, *row.aliases):
-            names.setdefault(_plain(name), row)
+            names.setdefault(_normalize(name), row)
     return names
 
 
 @functools.cache
-def _by_class() -> dict[tuple[str, str], Row]:
-    """Index the rows by package and class; modules between them do not matter."""
+def _index_by_class() -> dict[tuple[str, str], Row]:
+    """Return the registry rows by (package, class name)."""
     classes: dict[tuple[str, str], Row] = {}
     for row in rows():
-        classes.setdefault(_class(row.implementation), row)
+        classes.setdefault(_split_class(row.implementation), row)
     return classes
 
 
-def _class(name: str) -> tuple[str, str]:
+def _split_class(name: str) -> tuple[str, str]:
     """Return the package and class of ``package.module.Class`` or ``package.module:Class``."""
     package, _, rest = name.replace(":", ".").partition(".")
     return package, rest.rpartition(".")[2]
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower())
 
 
 def of(plan: Plan) -> Choice:
-    """Find the optimizer of a plan.
+    """Return the optimizer of a plan, with its arguments checked.
 
     Raises:
         UsageError: an unknown name or argument, or one the optimizer refuses.
@@ -54,7 +54,7 @@ def of(plan: Plan) -> Choice:
 
 
 def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
-    """Find an optimizer by name and settle its arguments.
+    """Return the optimizer with this name, with its arguments checked and defaults filled in.
 
     Args:
         name: as typed: ``adamw``, ``adam8bit``, a value of transformers' ``OptimizerNames``,
@@ -66,12 +66,12 @@ def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
     Raises:
         UsageError: an unknown name or argument, or one the optimizer refuses.
     """
-    row = _by_name(loop).get(_plain(name)) or _by_class().get(_class(name))
+    row = _index_by_name(loop).get(_normalize(name)) or _index_by_class().get(_split_class(name))
     if row is None:
-        row = _foreign(name)
+        row = _make_foreign_row(name)
     else:
         for key, value in args.items():
-            _check(row, name, key, value)
+            _check_argument(row, name, key, value)
     settled = {**row.defaults, **args}
     refused = row.refuse(settled) if row.refuse is not None else None
     if refused:
@@ -80,7 +80,7 @@ def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
 
 
 def check_precision(choice: Choice, plan: Plan) -> None:
-    """See that the optimizer trains weights of a plan's precision.
+    """Raise UsageError if the optimizer does not train weights of the plan's precision.
 
     Raises:
         UsageError: it trains weights of another precision.
@@ -93,7 +93,7 @@ def check_precision(choice: Choice, plan: Plan) -> None:
         )
 
 
-def _check(row: Row, name: str, key: str, value: Scalar) -> None:
+def _check_argument(row: Row, name: str, key: str, value: Scalar) -> None:
     known = (*row.defaults, *row.takes)
     if key not in known:
         hint = f"{name} takes {', '.join(sorted(set(known)))}."
@@ -115,14 +115,14 @@ def _check(row: Row, name: str, key: str, value: Scalar) -> None:
 
 
 def pair(text: str) -> tuple[float, ...]:
-    """Return the numbers of a text such as ``0.9,0.95``; empty: it is another text."""
+    """Parse numbers with commas, such as ``0.9,0.95``; return () for another text."""
     numbers = [scalar(part) for part in text.split(",")]
     found = [float(n) for n in numbers if isinstance(n, int | float) and math.isfinite(n)]
     return tuple(found) if len(found) == len(numbers) else ()
 
 
-def _foreign(name: str) -> Row:
-    """Return the row of a class outside of the registry, whose state only a run shows."""
+def _make_foreign_row(name: str) -> Row:
+    """Return the row of a class outside the registry, whose state only a run shows."""
     if not is_named(name) and not _DOTTED.fullmatch(name):
         hint = (
             "see memcalc list optimizers, or give a class as package.module.Class or file.py:Class."

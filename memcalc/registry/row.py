@@ -81,12 +81,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def like(
     parameter: Parameter, *names: str, dtype: str = "", place: Place = Place.DEVICE
 ) -> list[Piece]:
-    """Return states of the parameter's size by these names, of its dtype or another."""
+    """Describe state tensors with these names and the parameter's size, in its dtype or another."""
     return [(name, dtype or parameter.dtype, parameter.numel, place) for name in names]
 
 
 def number(args: Args, name: str, default: float = 0.0) -> float:
-    """Return an argument as a number."""
+    """Return an optimizer argument as a float, or the default if it is no number."""
     value = args.get(name)
     return float(value) if isinstance(value, int | float) else default
 
@@ -126,7 +126,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         reloaded: bool = False,
         paged: bool = True,
     ) -> OptimizerState:
-        """Return all state after the first step, in order of allocation, each storage once.
+        """Describe the optimizer's state tensors after the first step, by closed form.
 
         Args:
             parameters: all of the model; frozen ones and buffers have no state.
@@ -163,11 +163,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             optimizer=self.name,
             implementation=self.row.implementation,
             tensors=tuple(tensors),
-            notes=tuple(_notes(self, trained, tensors, args)),
+            notes=tuple(_list_notes(self, trained, tensors, args)),
         )
 
     def _shared(self, trained: Sequence[Parameter], args: Args, *, each: bool) -> list[StateTensor]:
-        """State that parameters in 8 bit share; ``each``: every one of them has its own."""
+        """Describe the state shared by parameters in 8 bit; ``each``: one for every parameter."""
         eight = self.row.in_8bit
         if self.row.shared is None or eight is None:
             return []
@@ -179,7 +179,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def _notes(
+def _list_notes(
     choice: Choice, trained: Sequence[Parameter], tensors: Sequence[StateTensor], args: Args
 ) -> list[str]:
     notes = []
@@ -200,7 +200,7 @@ def _notes(
 
 
 def compute_state(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
-    """Return the state that a plan's optimizer holds; see ``Choice.state``.
+    """Describe the state tensors of a plan's optimizer, by closed form.
 
     Raises:
         EstimateError: the optimizer has no closed form.

@@ -20,7 +20,7 @@ _OWN_CODE_RUNS = ("torch", "transformers", "memcalc")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An optimizer as the file spells it; see the file's head."""
+    """An optimizer's entry in optimizers.toml; see the file's head."""
 
     path: str = msgspec.field(name="class")
     name: str = ""
@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     unknown: str | None = None
 
     def make_state(self, parameter: Parameter, args: Args) -> list[Piece]:
-        """Return the state of one parameter, counters of steps first."""
+        """Describe the state tensors of one parameter, step counters first."""
         place = Place.DEVICE if args.get("capturable") or args.get("fused") else Place.HOST
         counters: list[Piece] = [(name, "float32", 1, place) for name in self.steps.split()]
         more = (name for argument, name in self.asked.items() if args.get(argument))
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Return all optimizers, torch's first."""
+    """Return the registry's rows of all optimizers, torch's first."""
     text = Path(__file__).with_name("optimizers.toml").read_text("utf-8")
     data = untrusted_values.parse_toml(text)
     families = decode(tuple[bitsandbytes.Family, ...], data.pop("bitsandbytes"))

@@ -9,13 +9,13 @@ _HOST_STEP: Piece = ("step", "float32", 1, Place.HOST)
 
 
 def average(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of ASGD: three scalars and the average, on the device."""
+    """Describe ASGD's state of one parameter: three scalars and the average."""
     scalars: list[Piece] = [(n, "float32", 1, Place.DEVICE) for n in ("step", "eta", "mu")]
     return [*scalars, *like(parameter, "ax")]
 
 
 def factor_rows_and_columns(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of PyTorch's Adafactor."""
+    """Describe PyTorch's Adafactor state of one parameter: row and column variances."""
     if len(parameter.shape) < 2:
         return [_HOST_STEP, *like(parameter, "variance")]
     rows, columns = prod(parameter.shape[:-1]), parameter.numel // max(parameter.shape[-2], 1)
@@ -27,7 +27,7 @@ def factor_rows_and_columns(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def factor_in_fp32(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of transformers' Adafactor, which takes gradients to fp32 first."""
+    """Describe transformers' Adafactor state of one parameter, in fp32."""
     found = like(parameter, "exp_avg", dtype="float32") if args.get("beta1") is not None else []
     shape = parameter.shape
     if len(shape) >= 2:
@@ -39,7 +39,7 @@ def factor_in_fp32(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def factor_first_two(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of AdaLomo: sums over the first two axes."""
+    """Describe AdaLomo's state of one parameter: sums over the first two axes."""
     if len(parameter.shape) < 2:
         return like(parameter, "exp_avg_sq", dtype="float32")
     names = ("exp_avg_sq_row", "exp_avg_sq_col")
@@ -48,7 +48,7 @@ def factor_first_two(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def choose_dtypes(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of AnyPrecisionAdamW, whose dtypes are arguments."""
+    """Describe AnyPrecisionAdamW's state of one parameter, in the dtypes of its arguments."""
     found = [
         _HOST_STEP,
         *like(parameter, "exp_avg", dtype=str(args["momentum_dtype"])),
@@ -60,7 +60,7 @@ def choose_dtypes(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def sum_by_kahan(parameter: Parameter, args: Args) -> list[Piece]:
-    """Return the state of StableAdamW; Triton, its default on a GPU, adds two scalars a tensor."""
+    """Describe StableAdamW's state of one parameter, with two scalars more by Triton."""
     by_triton = args.get("triton")
     if by_triton is None:
         by_triton = args.get("foreach") is None
@@ -78,7 +78,7 @@ def sum_by_kahan(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def quantize_by_torchao(bits: int, block: int) -> Layout:
-    """Return the layout of torchao: codes, scales and a code map for each tensor.
+    """Return a function that describes torchao's state: codes, scales, a code map per tensor.
 
     Small tensors, and those that blocks do not divide, keep states like themselves. The Trainer
     asks for blocks of 256 in 4 bit too (trainer_optimizer.py, ``_get_torchao_optimizer``).
@@ -112,12 +112,12 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def refuse_torchao(args: Args) -> str | None:
-    """Refuse amsgrad, at which torchao's step stops: seen with 0.18, compiled and eager."""
+    """Return why torchao cannot step with these arguments (amsgrad), or None."""
     return "torchao 0.18 cannot run amsgrad on quantized states" if args["amsgrad"] else None
 
 
 def refuse_dtypes(args: Args) -> str | None:
-    """Refuse dtypes of states that are no floating-point types."""
+    """Return why a state's dtype argument is no floating-point type, or None."""
     for name, value in args.items():
         if name.endswith("_dtype") and value not in ("float32", "bfloat16", "float16"):
             return f"{name} = {value!r} is not float32, bfloat16 or float16"

@@ -13,7 +13,7 @@ _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
-    """Return errors of the peaks by rung, model, optimizer and precision, and the largest runs."""
+    """Return tables of the peaks' errors: by rung and group, exact parts, largest errors."""
     judged = [
         run
         for run in runs
@@ -24,11 +24,12 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     lines = [f"{len(judged)} runs with a traced estimate and a measurement"]
     if left:
         lines.append(f"{left} runs left out: failed, out of memory, or without such an estimate")
-    tables = [_peaks(judged), _parts(judged), _worst(judged)] if judged else []
+    tables = [_peak_errors(judged), _exact_parts(judged), _largest_errors(judged)] if judged else []
     return [*map(Line, lines), *tables]
 
 
-def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+def _group_runs(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Yield all runs, then the runs of each model, optimizer and precision."""
     yield "all", list(runs)
     for key in ("model", "optim", "precision"):
         names = dict.fromkeys(getattr(run.plan, key) for run in runs)
@@ -37,9 +38,9 @@ def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
                 yield wanted, [run for run in runs if getattr(run.plan, key) == wanted]
 
 
-def _peaks(runs: Sequence[Run]) -> Table:
+def _peak_errors(runs: Sequence[Run]) -> Table:
     rows = []
-    for group, members in _groups(runs):
+    for group, members in _group_runs(runs):
         for rung in ALLOCATOR_RUNGS:
             errors = [one.relative for _, one in pairs(members, rung) if one.relative is not None]
             if errors:
@@ -51,7 +52,7 @@ def _peaks(runs: Sequence[Run]) -> Table:
     return Table(title="Error of the peak", head=head, rows=rows, words=(0, 1))
 
 
-def _parts(runs: Sequence[Run]) -> Table:
+def _exact_parts(runs: Sequence[Run]) -> Table:
     rows = []
     for part in _EXACT:
         errors = [
@@ -67,7 +68,7 @@ def _parts(runs: Sequence[Run]) -> Table:
     return Table(title="Parts that are known exactly", head=head, rows=rows)
 
 
-def _worst(runs: Sequence[Run]) -> Table:
+def _largest_errors(runs: Sequence[Run]) -> Table:
     found = [
         (run, rung, difference)
         for run in runs

@@ -20,10 +20,10 @@ _LARGE = 1_000_000_000
 
 
 def blocks(prediction: Prediction) -> list[Block]:
-    """Return the verdict, the figures that lead to it, and the next command, in ``LINES`` lines."""
+    """Return a prediction on one screen: verdict, table of the peak, notes, next command."""
     if prediction.serving is not None:
         first, *rest = serving.blocks(prediction, prediction.serving)
-        return [first, *_unusual(prediction), *rest, *notes(prediction, brief=True)]
+        return [first, *_note_unusual_precision(prediction), *rest, *notes(prediction, brief=True)]
     heading = f"  {rows.heading(prediction)}"
     most, fit, bar = 2 * (_COLUMNS - 6), prediction.fit, []
     if fit is not None:
@@ -32,16 +32,16 @@ def blocks(prediction: Prediction) -> list[Block]:
     above: list[Block] = [
         headline(prediction),
         *bar,
-        *_unusual(prediction),
+        *_note_unusual_precision(prediction),
         Line(heading if len(heading) <= most else f"{heading[: most - 4]} ...", Kind.TEXT),
         *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
         Line(""),
         *of_each_rank(prediction),
     ]
-    below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
+    below = [*_summarize(prediction), *notes(prediction, brief=True), *_suggest_command(prediction)]
     varied = [] if prediction.varied is None else list(lengths(prediction.varied))
-    taken = sum(map(_height, (*above, *below, *varied)))
-    return [*above, _table(prediction, LINES - taken), *below, *varied]
+    taken = sum(map(_count_lines, (*above, *below, *varied)))
+    return [*above, _tabulate_peak(prediction, LINES - taken), *below, *varied]
 
 
 _BAR = 40
@@ -52,12 +52,12 @@ _LEAST = 2
 """Components that are shown in any case."""
 
 
-def _unusual(prediction: Prediction) -> Iterator[Line]:
-    """Return lines on a precision that costs more than another would."""
+def _note_unusual_precision(prediction: Prediction) -> Iterator[Line]:
+    """Yield lines on a precision or layout that costs more memory than another would."""
     plan = prediction.plan
     if plan.command:
         return
-    yield from _unusual_layout(prediction)
+    yield from _note_unusual_layout(prediction)
     yield from (Line(f"  {one}") for one in prediction.assumptions if one.startswith(EMULATED))
     half = str(dict(plan.parallel_args).get("param_dtype", ""))
     if plan.precision not in ("fp32", "tf32") or "16" in half:
@@ -71,8 +71,8 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
         yield Line("  fp32 with adapters is unusual at this size: try --preset lora or qlora")
 
 
-def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
-    """Yield lines on shards over one GPU, and on autocast over units gathered in fp32."""
+def _note_unusual_layout(prediction: Prediction) -> Iterator[Line]:
+    """Yield lines on a sharded plan over one GPU, and on autocast over fp32 units."""
     plan = prediction.plan
     if plan.parallel is not None and plan.devices == 1 and layouts.spread(plan).world == 1:
         yield Line(f"  {plan.parallel} is over 1 GPU: add --devices 8, or as many as you have")
@@ -84,8 +84,8 @@ def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
         yield Line(f"  {words}: leave out --parallel-arg param_dtype=none")
 
 
-def _height(block: Block) -> int:
-    """Return the lines of a terminal that a block takes."""
+def _count_lines(block: Block) -> int:
+    """Return the number of terminal lines that a block takes."""
     if isinstance(block, Table):
         return len(block.rows) + bool(block.title) + bool(block.head)
     # A line is broken between words, so not all columns of it are filled.
@@ -94,7 +94,7 @@ def _height(block: Block) -> int:
 
 
 def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
-    """Yield the assumptions and what was not counted; brief: two lines of what changes most."""
+    """Yield the assumptions and what is not counted; ``brief``: two lines of the most important."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
         # The verdict says why it is unknown.
@@ -112,11 +112,11 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
 
 
 def weightiest(assumed: list[str]) -> tuple[list[str], int]:
-    """Return the assumptions that fit two lines, options first, and how many are left out."""
+    """Return the most important assumptions that fit two lines, and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
 
     def weight(text: str) -> int:
-        """Return 0 for another model than the one typed, 1 for options that change it, else 2."""
+        """Return the sort key of an assumption: 0 the most important, 2 the least."""
         if TAKEN in text or NO_GRADIENT in text or text.startswith(UNCOMPUTED):
             return 0
         return 1 if "--" in text or ENDED in text else 2
@@ -133,7 +133,7 @@ ENDED = "the script ended"
 
 
 def headline(prediction: Prediction) -> Line:
-    """Return whether it fits and what is left; without a GPU, the size."""
+    """Return the verdict in a line, or without a GPU the peak's size."""
     words = rows.verdict(prediction)
     if words is not None:
         return Line(words, Kind.VERDICT if prediction.fit is not None else Kind.HEADING)
@@ -151,11 +151,11 @@ _RUNG_WORDS = {
 }
 
 
-def _table(prediction: Prediction, lines: int) -> Table:
-    """Return the components of the requested bytes, then the rungs up to the process."""
+def _tabulate_peak(prediction: Prediction, lines: int) -> Table:
+    """Return a table of the peak's components and memory levels, within a number of lines."""
     peak = prediction.peak
     unit = unit_for(max(peak.requested, peak.reserved or 0, peak.process_used or 0))
-    rungs = list(_rungs(prediction, unit))
+    rungs = list(_make_rung_rows(prediction, unit))
     held = [item for item in prediction.components.items() if item[1]]
     held.sort(key=lambda item: -item[1])
     # One line is the head's, and one may be that of all that is small.
@@ -176,7 +176,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
             STYLES[component].words,
             number,
             Share(size / max(peak.requested, 1)),
-            _note(prediction, component, size),
+            _note_component(prediction, component, size),
         )
         for (component, size), number in zip(shown, numbers, strict=False)
     ]
@@ -192,8 +192,8 @@ def _table(prediction: Prediction, lines: int) -> Table:
     )
 
 
-def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
-    """Yield each rung, and its bytes more than the one before."""
+def _make_rung_rows(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
+    """Yield a table row for each memory level, with its bytes over the level before."""
     peak = prediction.peak
 
     def more(what: str, *sizes: int) -> str:
@@ -220,15 +220,15 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
-    """Yield the ladder of each GPU, where a program uses several."""
+    """Yield a table of each memory level's peak on each GPU, where a program uses several."""
     if not prediction.gpus:
         return
-    known = [r for r in RUNGS if any(_rung(one, r) is not None for one in prediction.gpus)]
-    unit = unit_for(max(_rung(one, known[-1]) or 0 for one in prediction.gpus))
+    known = [r for r in RUNGS if any(_read_rung(one, r) is not None for one in prediction.gpus)]
+    unit = unit_for(max(_read_rung(one, known[-1]) or 0 for one in prediction.gpus))
 
     def sizes(one: OnGpu) -> Iterator[Cell]:
         for rung in known:
-            size = _rung(one, rung)
+            size = _read_rung(one, rung)
             yield Size(size, unit) if size is not None else "n/a"
 
     judged = prediction.fit is not None
@@ -247,7 +247,7 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
 
 
 def of_each_rank(prediction: Prediction) -> Iterator[Block]:
-    """Yield the peak of each process that was run."""
+    """Yield a table of each rank's peak, where several processes were run."""
     if not prediction.ranks:
         return
     rungs = [one.peak.allocated or one.peak.requested for one in prediction.ranks]
@@ -265,7 +265,7 @@ def of_each_rank(prediction: Prediction) -> Iterator[Block]:
         ),
         rows=[
             (
-                _numbers((one.rank, *one.alike)),
+                _list_ranks((one.rank, *one.alike)),
                 *(["" if one.stage is None else str(one.stage)] if staged else []),
                 Size(size, unit),
                 one.peak.phase.value,
@@ -287,24 +287,25 @@ _NAMED_RANKS = 4
 """Ranks of a row that are named; of more the first, and how many there are."""
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    """Return the ranks of a row, the one that was run first."""
+def _list_ranks(ranks: Sequence[int]) -> str:
+    """Return the rank numbers of a table row as text."""
     if len(ranks) > _NAMED_RANKS:
         return f"{ranks[0]} (as {len(ranks) - 1} others)"
     return ", ".join(map(str, ranks))
 
 
-def _rung(one: OnGpu, rung: str) -> int | None:
-    """Return a figure of one GPU; its verdict knows the process too."""
+def _read_rung(one: OnGpu, rung: str) -> int | None:
+    """Return the bytes of one GPU at a memory level such as ``reserved``, or None."""
     size: int | None = getattr(one.peak, rung)
     if size is None and rung == "process_used" and one.fit is not None:
         return one.fit.needed if one.fit.metric == rung else None
     return size
 
 
-def _note(prediction: Prediction, component: Component, size: int) -> str:
+def _note_component(prediction: Prediction, component: Component, size: int) -> str:
+    """Return a table note on a component: bytes per parameter, or its description."""
     if component in _OF_TRAINED and prediction.trainable:
-        rule = _rule(prediction) if component is Component.OPTIMIZER_STATE else ""
+        rule = _quote_rule_of_thumb(prediction) if component is Component.OPTIMIZER_STATE else ""
         alone = " that trains" if prediction.trainable < prediction.parameters else ""
         return f"{size / prediction.trainable:.2f} B/param{alone}{rule}"
     if component in _PER_PARAMETER and prediction.parameters:
@@ -312,8 +313,8 @@ def _note(prediction: Prediction, component: Component, size: int) -> str:
     return STYLES[component].note
 
 
-def _rule(prediction: Prediction) -> str:
-    """Return the rule of thumb for the optimizer's state, beside the exact figure."""
+def _quote_rule_of_thumb(prediction: Prediction) -> str:
+    """Return `` (rule: 8)``, the optimizer's rule of thumb in bytes per parameter, or ""."""
     name = f"{prediction.plan.optim} state"
     found = [r.bytes_per_parameter for r in prediction.rules_of_thumb if r.name == name]
     if not found:
@@ -325,7 +326,8 @@ def _rule(prediction: Prediction) -> str:
     return f" (rule: {found[0]:g}{over})"
 
 
-def _sentences(prediction: Prediction) -> Iterator[Line]:
+def _summarize(prediction: Prediction) -> Iterator[Line]:
+    """Yield lines on peaks by phase, several GPUs, unknown memory levels and traffic."""
     rung = next(f for f in ("allocated", "requested") if getattr(prediction.peak, f) is not None)
     sizes = {p.phase.value: getattr(p, rung) or 0 for p in prediction.phases}
     if prediction.varied is None and sizes:
@@ -346,8 +348,8 @@ def _sentences(prediction: Prediction) -> Iterator[Line]:
         yield Line(f"sent a step: {format_bytes(prediction.traffic)} to other GPUs")
 
 
-def _next(prediction: Prediction) -> Iterator[Line]:
-    """Yield the next command."""
+def _suggest_command(prediction: Prediction) -> Iterator[Line]:
+    """Yield lines with the next command to type."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
         # The verb that ran it says where the run is kept.
@@ -365,7 +367,7 @@ _MORE = "(-v: every figure)"
 
 
 def lengths(varied: Varied) -> Iterator[Block]:
-    """Yield the peak and the reserved bytes, over all batches and by way of training."""
+    """Yield the memory over batches of varying length, in a table by way of training."""
     first, *others = varied.ways
     yield Line(
         f"Lengths {varied.lengths}: {varied.batches} batches of "

@@ -103,7 +103,7 @@ Block = Line | Table | Picture
 def terminal(
     blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
 ) -> str:
-    """Write blocks for a terminal or a log; ``plain``: with signs of ASCII alone."""
+    """Return blocks as terminal or log text; ``plain``: in ASCII characters only."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -115,9 +115,9 @@ def terminal(
     )
     for block in blocks:
         if isinstance(block, Line):
-            console.print(_line(block, width))
+            console.print(_render_line(block, width))
         elif isinstance(block, Table):
-            console.print(_grid(block))
+            console.print(_render_table(block))
     shown = untie(out.getvalue())
     if plain:
         shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
@@ -128,24 +128,24 @@ _PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "░": ".",
 _MARKS = {"fits": ("✓", "bold green"), "tight": ("!", "bold yellow")}
 
 
-def _line(line: Line, width: int) -> Text:
+def _render_line(line: Line, width: int) -> Text:
     if line.kind is Kind.COMMAND:
         return Text(command(untrusted_text.line(line.text), width), style="bold")
     if line.kind is Kind.VERDICT:
         known = (mark for word, mark in _MARKS.items() if line.text.startswith(word))
         sign, style = next(known, ("✗", "bold red"))
-        return _text(f"{sign} {line.text}", style)
-    text = _text(line.text, _STYLES.get(line.kind, ""))
+        return _make_text(f"{sign} {line.text}", style)
+    text = _make_text(line.text, _STYLES.get(line.kind, ""))
     indent = len(line.text) - len(line.text.lstrip())
     # Lines after the first begin below it.
     return Text("\n".join(fold(text.plain, width, indent)), text.style) if indent else text
 
 
 def command(text: str, width: int) -> str:
-    """Break a command into lines that a shell reads as one."""
+    """Break a shell command into lines that end in a backslash."""
     indent = len(text) - len(text.lstrip())
     rows = [""]
-    for word in _WORD.findall(text):
+    for word in WORD.findall(text):
         last = rows[-1]
         if last and indent + len(last) + len(word) + 3 > width:
             rows.append("  ")
@@ -153,34 +153,34 @@ def command(text: str, width: int) -> str:
     return " \\\n".join(" " * indent + row for row in rows)
 
 
-_WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
+WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
 """A word of a command, or an option with its value."""
 
 
-def _text(text: str, style: str = "") -> Text:
+def _make_text(text: str, style: str = "") -> Text:
     return Text(tied(untrusted_text.line(text)), style=style)
 
 
-def _grid(table: Table) -> Grid:
-    title = _text(table.title, "italic") if table.title else None
+def _render_table(table: Table) -> Grid:
+    title = _make_text(table.title, "italic") if table.title else None
     grid = Grid(title=title, title_justify="left", box=None)
     for at, name in enumerate(table.head):
         words = at in table.words
         justify = "left" if words else "right"
-        grid.add_column(_text(name), justify=justify, no_wrap=not words, overflow="fold")  # type: ignore[arg-type]
+        grid.add_column(_make_text(name), justify=justify, no_wrap=not words, overflow="fold")  # type: ignore[arg-type]
     for number, row in enumerate(table.rows):
-        grid.add_row(*map(_cell, row), style="bold" if number in table.strong else None)
+        grid.add_row(*map(_render_cell, row), style="bold" if number in table.strong else None)
     return grid
 
 
-def _cell(cell: Cell) -> Text:
+def _render_cell(cell: Cell) -> Text:
     if isinstance(cell, Size):
         return Text(_format_size(cell))
     if isinstance(cell, Share):
         return Text(bar(cell.part))
     if isinstance(cell, str):
-        return _text(cell)
-    return _text(cell[0]).append("\n  ").append(_text(cell[1], "dim"))
+        return _make_text(cell)
+    return _make_text(cell[0]).append("\n  ").append(_make_text(cell[1], "dim"))
 
 
 def _format_size(size: Size) -> str:
@@ -188,29 +188,29 @@ def _format_size(size: Size) -> str:
 
 
 def size_or(size: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
-    """Return a size in the unit of its column, or the text for an unknown one."""
+    """Return a size as a table cell in the column's unit, or a text if it is None."""
     return Size(size, unit) if size is not None else unknown
 
 
 def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
-    """Return the column of a sum's parts."""
+    """Return the parts of a sum as table cells, rounded so that they add up."""
     return [Size(*one) for one in zip(parts, repeat(unit), unit.numbers(parts), strict=False)]
 
 
 def bar(part: float) -> str:
-    """Draw a share as ``BAR`` columns; any share above 0 is seen."""
+    """Draw a share from 0 to 1 as a bar of block characters; any share above 0 is visible."""
     halves = round(part * 2 * BAR)
     return "█" * (halves // 2) + "▌" * (halves % 2) or ("▌" if part > 0 else "")
 
 
 def gauge(part: float, columns: int) -> str:
-    """Draw how full something is, in so many columns; more than full is drawn as full."""
+    """Draw a share from 0 to 1 as a filled and an empty part, in this many columns."""
     filled = min(round(part * columns), columns)
     return "█" * filled + "░" * (columns - filled)
 
 
 def markdown(blocks: Iterable[Block]) -> str:
-    """Write blocks as Markdown; sizes are in the unit that their column names."""
+    """Return blocks as Markdown."""
     parts: list[str] = []
     listed = False
     for block in blocks:

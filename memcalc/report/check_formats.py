@@ -21,7 +21,7 @@ from memcalc.version import __version__
 def writers(
     report: Report, code: int, *, only_failures: bool = False
 ) -> dict[str, Callable[[], str]]:
-    """Return the function that writes a report in each format but the table."""
+    """Return a function that writes the report in each format but the table, by format name."""
     return {
         "json": partial(as_json, report, code),
         "markdown": partial(as_markdown, report, only_failures=only_failures),
@@ -32,20 +32,20 @@ def writers(
 
 
 def as_json(report: Report, code: int) -> str:
-    """Write one object; sizes are whole bytes, and unknown ones are ``null``."""
+    """Return a budget report as a JSON object; sizes are whole bytes, unknown ones null."""
     return document(
         "check",
         {
             "exit_code": code,
             "counts": {status.value: report.count(status) for status in Status},
-            "budgets": [_flat(verdict) for verdict in report.verdicts],
+            "budgets": [_flatten(verdict) for verdict in report.verdicts],
             **{name: encode(getattr(report, name)) for name in ("warnings", "notes", "versions")},
         },
     )
 
 
-def _flat(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict and its budget as one object."""
+def _flatten(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict and its budget as one JSON object."""
     budget = verdict.budget
     return {
         **{name: getattr(budget, name) for name in ("run", "rule", "metric", "gpu")},
@@ -73,33 +73,33 @@ _SIGNS = {
 
 
 def as_markdown(report: Report, *, only_failures: bool = False) -> str:
-    """Write one table, failures first; rows after the tenth are folded, but never a failure."""
+    """Return a budget report as Markdown, failures first, long tables folded."""
     shown = report.failures if only_failures else report.verdicts
     failures = len(report.failures)
     verdict = "Memory budgets hold" if not failures else "Memory budgets do not hold"
     parts = [f"{MARKER}\n### {verdict}\n\n{summary(report)}.\n"]
     open_rows = max(_OPEN_ROWS, failures)
     if shown:
-        parts.append(_table(shown[:open_rows]))
+        parts.append(_make_table(shown[:open_rows]))
     reasons = {f"{v.budget.run} {v.budget.name}": checked.why(v) for v in report.failures}
     parts.append("".join(f"- {_escape(f'{n}: {why}')}\n" for n, why in reasons.items() if why))
     rest = shown[open_rows:]
     if rest:
         title = f"<summary>{len(rest)} more</summary>"
-        parts.append(f"<details>\n{title}\n\n{_table(rest)}\n</details>\n")
+        parts.append(f"<details>\n{title}\n\n{_make_table(rest)}\n</details>\n")
     parts += [f"> {_escape(text)}\n" for text in (*report.warnings, *report.notes)]
-    return _shorten("\n".join(filter(None, parts)))
+    return _cut_to_comment("\n".join(filter(None, parts)))
 
 
 def _escape(text: str) -> str:
     return untrusted_text.markdown(checked.one_line(text))
 
 
-def _table(verdicts: Sequence[Verdict]) -> str:
-    return untrusted_text.grid(_HEAD, list(map(_cells, verdicts)), words=(0, 1, 6))
+def _make_table(verdicts: Sequence[Verdict]) -> str:
+    return untrusted_text.grid(_HEAD, list(map(_make_cells, verdicts)), words=(0, 1, 6))
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def _make_cells(verdict: Verdict) -> tuple[str, ...]:
     texts, said = checked.row(verdict), _SIGNS[verdict.status]
     if verdict.status is Status.OVER and texts.difference:
         said += f" by {texts.difference.removeprefix('+')}"
@@ -108,10 +108,10 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         _escape(text).replace(" ", "\u00a0").replace("\u00a0(", " (") or "n/a"
         for text in (texts.before, texts.value, texts.change, texts.written)
     )
-    return _escape(verdict.budget.run), _escape(verdict.budget.name), *figures, said
+    return (_escape(verdict.budget.run), _escape(verdict.budget.name), *figures, said)
 
 
-def _shorten(text: str) -> str:
+def _cut_to_comment(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
     cut = text[:_LONGEST].rsplit("\n", 1)[0]
@@ -126,9 +126,9 @@ _MOST = 10
 
 
 def as_annotations(report: Report) -> str:
-    """Write workflow commands of GitHub, then a line for the log."""
+    """Return a budget report as GitHub workflow commands, with a summary line."""
     failures = report.failures
-    lines = [_annotation(verdict) for verdict in failures[:_MOST]]
+    lines = [_annotate(verdict) for verdict in failures[:_MOST]]
     if len(failures) > _MOST:
         left = ", ".join(f"{v.budget.run} {v.budget.name}" for v in failures[_MOST : 2 * _MOST])
         more = " and others" if len(failures) > 2 * _MOST else ""
@@ -139,7 +139,7 @@ def as_annotations(report: Report) -> str:
 
 
 def annotate_refusal(message: str) -> str:
-    """Write an annotation on the line of a budget file that the message names."""
+    """Return an error as a GitHub annotation on the file and line its message names."""
     match = _PLACE.match(message)
     if match is None:
         return f"::error {_TITLE}::{github(message)}\n"
@@ -147,7 +147,7 @@ def annotate_refusal(message: str) -> str:
     return f"::error file={file},line={match[2]},{_TITLE}::{github(match[3])}\n"
 
 
-def _annotation(verdict: Verdict) -> str:
+def _annotate(verdict: Verdict) -> str:
     where = verdict.budget.where
     title = github_property(f"memcalc: {verdict.budget.run} {verdict.budget.name}")
     file = github_property(path_in_repository(where.file))
@@ -158,13 +158,13 @@ _TAGS = {Status.OVER: "failure", Status.UNKNOWN: "error"}
 
 
 def as_junit(report: Report) -> str:
-    """Write one suite for each run and one case for each budget: over fails, unknown errs."""
-    root = ElementTree.Element("testsuites", {"name": "memcalc check", **_counts(report.verdicts)})
+    """Return a budget report as JUnit XML: a suite per run, a case per budget."""
+    root = ElementTree.Element("testsuites", {"name": "memcalc check", **_count(report.verdicts)})
     groups: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         groups.setdefault(verdict.budget.run, []).append(verdict)
     for run, verdicts in groups.items():
-        described = {"name": untrusted_text.line(run), "skipped": "0", **_counts(verdicts)}
+        described = {"name": untrusted_text.line(run), "skipped": "0", **_count(verdicts)}
         suite = ElementTree.SubElement(root, "testsuite", described)
         for verdict in verdicts:
             _add_case(suite, verdict)
@@ -188,7 +188,8 @@ def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
         ElementTree.SubElement(case, "system-out").text = message
 
 
-def _counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
+def _count(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the numbers of tests, failures and errors as XML attributes."""
     counts = {f"{tag}s": sum(v.status is status for v in verdicts) for status, tag in _TAGS.items()}
     return {"tests": str(len(verdicts)), **{name: str(count) for name, count in counts.items()}}
 
@@ -203,7 +204,7 @@ _RULES = {
 
 
 def as_sarif(report: Report, code: int) -> str:
-    """Write one run with a result for each budget that does not hold."""
+    """Return a budget report as SARIF, with a result for each budget that does not hold."""
     level = {"level": "error"}
     rules = [
         {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": level}
@@ -247,5 +248,5 @@ def _sarif_result(verdict: Verdict) -> dict[str, Any]:
 
 
 def _message(text: str) -> dict[str, str]:
-    """Return a message without links (SARIF 2.1.0, 3.11.6)."""
+    """Return a SARIF message object whose text has no links (SARIF 2.1.0, 3.11.6)."""
     return {"text": untrusted_text.line(text).replace("](", "] (")}

@@ -23,7 +23,7 @@ class Figures(NamedTuple):
     decimals: int
 
     def write(self, size: int | None, *, signed: bool = False) -> str:
-        """Write a size; empty where it is unknown."""
+        """Return a size as text in this unit; empty if it is None."""
         if size is None:
             return ""
         sign = "+" if signed and size >= 0 else ""
@@ -31,7 +31,7 @@ class Figures(NamedTuple):
 
 
 def choose_figures(verdict: Verdict) -> Figures:
-    """Return MiB, GiB from 100 GiB on, or a smaller unit where rounding would hide a difference.
+    """Choose the unit of a verdict's sizes, small enough to show differences.
 
     Bytes per parameter where the limit is one.
     """
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 def row(verdict: Verdict) -> Row:
-    """Return the texts of one verdict."""
+    """Return a verdict's sizes as texts in one unit."""
     figures, budget, change = choose_figures(verdict), verdict.budget, verdict.change
     limit = figures.write(verdict.limit)
     written = limit or (budget.amount.text if budget.amount is not None else str(budget.gpu))
@@ -88,19 +88,19 @@ def row(verdict: Verdict) -> Row:
 
 
 def why(verdict: Verdict) -> str:
-    """Return the reason of a verdict, the margin kept, and what would bring it under."""
+    """Return a verdict's reason, its margin and the remedy in one line."""
     margin = verdict.budget.margin
     kept = f"{margin.text} margin kept" if margin is not None and verdict.limit is not None else ""
     return one_line("; ".join(filter(None, (verdict.reason, kept, verdict.remedy))))
 
 
 def one_line(text: str) -> str:
-    """Make a text harmless and one line: reasons quote other code."""
+    """Return a text escaped for display, in one line."""
     return " ".join(untrusted_text.line(text).split())
 
 
 def sentence(verdict: Verdict) -> str:
-    """Return everything about one budget as one text."""
+    """Return a verdict in one sentence: run, budget, figures and reason."""
     texts = row(verdict)
     figures = " ".join(filter(None, (texts.value, texts.sign, texts.limit)))
     apart = f" ({texts.difference})" if verdict.difference else ""
@@ -110,14 +110,14 @@ def sentence(verdict: Verdict) -> str:
 
 
 def path_in_repository(file: str) -> str:
-    """Return the path from the root of the checkout that a CI job works in."""
+    """Return a file's path relative to the root of the CI job's checkout."""
     root = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
     full = Path(file).absolute()
     return full.relative_to(root).as_posix() if root and full.is_relative_to(root) else file
 
 
 def summary(report: Report) -> str:
-    """Return how many budgets were judged, and how."""
+    """Return a count of the verdicts in words: "3 budgets: 1 over, 2 ok"."""
     total = len(report.verdicts)
     words = {Status.OVER: "over", Status.UNKNOWN: "could not be told", Status.HOLDS: "ok"}
     counts = ", ".join(
@@ -127,13 +127,13 @@ def summary(report: Report) -> str:
 
 
 def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
-    """Yield the verdicts, the reasons of failures, what was understood, and the summary."""
+    """Yield a budget report as blocks: table of verdicts, reasons, notes, warnings, summary."""
     shown = report.failures if only_failures else report.verdicts
     if only_failures and not shown:
         return
     yield Table(
         head=("", "run", "budget", "needs and limit", "over by"),
-        rows=list(map(_cells, shown)),
+        rows=list(map(_make_cells, shown)),
         words=(0, 1, 2),
         strong=tuple(at for at, one in enumerate(shown) if one.status is Status.OVER),
     )
@@ -144,8 +144,8 @@ def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
     yield Line(summary(report))
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return the cells of a row; the unit is named once, behind the limit."""
+def _make_cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return a verdict as table cells; the unit is named once, after the limit."""
     texts, budget = row(verdict), verdict.budget
     value, apart = texts.value, texts.difference
     if texts.limit:

@@ -29,7 +29,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> str:
-        """The most bytes of the component."""
+        """The largest bytes of the component over time, as text."""
         return format_bytes(max(map(operator.sub, self.top, self.floor)))
 
 
@@ -60,15 +60,15 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.levels.get("reserved", self.requested))
 
     def percent(self, size: float) -> float:
-        """Return a height over the floor, in percent of the drawing."""
+        """Return a size as a height in percent of the drawing."""
         return round(100 * size / (1.06 * max(self.highest, self.limit or 0, 1)), 2)
 
     def y(self, size: float) -> float:
-        """Return the height of a size in the view box, from its top."""
+        """Return the y coordinate of a size in the SVG view box."""
         return round(HEIGHT * (1 - self.percent(size) / 100), 1)
 
     def steps(self, sizes: Sequence[int]) -> str:
-        """Return a path that keeps each level as long as its moment lasts."""
+        """Return an SVG path that draws levels as steps."""
         wide = WIDTH / len(sizes)
         parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
         for number, size in enumerate(sizes):
@@ -78,7 +78,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
         return "".join([*parts, f"H{WIDTH}"])
 
     def wide_phases(self, share: int) -> list[Stretch]:
-        """Return the phases that are longer than one part in ``share`` of the drawing."""
+        """Return the phases longer than 1/``share`` of the drawing."""
         return [one for one in self.phases if (one.end - one.begin) * share > len(self.requested)]
 
     @property
@@ -89,22 +89,22 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole(line: Timeline, fit: Fit | None = None, moments: int = MOMENTS) -> Drawing:
-    """Prepare all of a step, in this many moments at most."""
-    return _prepare(thin(line, moments), "one training step, event by event", fit)
+    """Return the drawing of a whole step, thinned to at most this many events."""
+    return _make_drawing(thin(line, moments), "one training step, event by event", fit)
 
 
 def close_up(line: Timeline, fit: Fit | None = None) -> Drawing:
-    """Prepare the moments around the peak."""
+    """Return the drawing of the events around the peak."""
     begin, end = max(line.peak - _AROUND, 0), min(line.peak + _AROUND, len(line.requested))
     phases = (
         Stretch(phase=one.phase, begin=max(one.begin, begin) - begin, end=min(one.end, end) - begin)
         for one in line.phases
         if one.begin < end and one.end > begin
     )
-    return _prepare(line.at(range(begin, end), phases), "around the peak", fit)
+    return _make_drawing(line.at(range(begin, end), phases), "around the peak", fit)
 
 
-def _prepare(line: Timeline, title: str, fit: Fit | None) -> Drawing:
+def _make_drawing(line: Timeline, title: str, fit: Fit | None) -> Drawing:
     highest = max(line.reserved or line.requested)
     levels = {"allocated": line.allocated, "reserved": line.reserved}
     phases = [one.phase.value for one in line.phases for _ in range(one.begin, one.end)]

@@ -18,7 +18,7 @@ HELPFUL = 8
 
 
 def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
-    """Return the verdict, what would need less, and the largest groups alive at the peak."""
+    """Return an explanation as blocks: verdict, remedies, largest groups alive at the peak."""
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     return [
@@ -34,15 +34,15 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
         Line("Peaks of the other phases, requested", Kind.SECTION),
-        *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
-        *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
+        *(Line(_summarize_moment(moment), Kind.ITEM) for moment in explanation.others),
+        *([Line(_summarize_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
-        *_layers(explanation.layers if verbose else ()),
+        *_tabulate_layers(explanation.layers if verbose else ()),
     ]
 
 
 def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)") -> Table:
-    """Return all that is alive at a moment; it sums to the requested bytes.
+    """Return a table of the groups alive at a moment, the ``top`` largest one by one.
 
     ``more`` says how to see all, of which it gets the number.
     """
@@ -52,7 +52,7 @@ def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)
     parts = [*(group.bytes for group in moment.groups[:top]), *small]
     figures = list(zip(sizes(parts, unit), rows.shares(parts), strict=True))
     body: list[tuple[Cell, ...]] = [
-        (*figure, str(group.count), STYLES[group.component].words, (_words(group), group.kept))
+        (*figure, str(group.count), STYLES[group.component].words, (_name_group(group), group.kept))
         for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
@@ -69,8 +69,8 @@ def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)
     )
 
 
-def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
-    """Yield the bytes of a quantized base, layer by layer; constants in the order they are made."""
+def _tabulate_layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
+    """Yield a table of a quantized base model's bytes per layer."""
     if not kinds:
         return
     body: list[tuple[Cell, ...]] = [
@@ -89,7 +89,7 @@ def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
 
 
 def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Block]:
-    """Yield the plan that holds, then the saving of each remedy, its cost and its source."""
+    """Yield the plan that fits a limit, then a table of each remedy's saving and cost."""
     before, rungs = explanation.figures, _compared_rungs(explanation)
     if explanation.search is not None:
         yield from search_lines(explanation.search, before)
@@ -105,8 +105,8 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
             head=(*(f"{rung} {unit.name}" for rung in rungs), "FLOPs", "remedy, and its cost"),
             rows=[
                 (
-                    *(_change(one.saving(before, rung), unit) for rung in rungs),
-                    _flops(one.extra_flops(before)),
+                    *(_format_change(one.saving(before, rung), unit) for rung in rungs),
+                    _format_extra_flops(one.extra_flops(before)),
                     (one.remedy.title, one.remedy.cost),
                 )
                 for one in tried
@@ -127,45 +127,47 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
 
 
 def row_words(explanation: Explanation) -> Iterator[str]:
-    """Yield what is known so far: the verdict, the plan that fits, the saving of each remedy."""
+    """Yield the lines known so far: verdict, plan that fits, saving of each remedy."""
     yield answer.headline(explanation.prediction).text
     if explanation.search is not None:
         yield search_lines(explanation.search, explanation.figures)[0].text
-    yield from (_trial_words(trial, explanation) for trial in explanation.trials)
+    yield from (_summarize_trial(trial, explanation) for trial in explanation.trials)
 
 
-def _trial_words(trial: Trial, explanation: Explanation) -> str:
+def _summarize_trial(trial: Trial, explanation: Explanation) -> str:
     """Return the saving of one remedy in a line."""
     if trial.error is not None:
         return f"{trial.remedy.title}: not estimated: {trial.error}"
     rung = _compared_rungs(explanation)[-1]
     unit = unit_for(getattr(explanation.figures.peak, rung) or 0)
-    change = _change(trial.saving(explanation.figures, rung), unit)
+    change = _format_change(trial.saving(explanation.figures, rung), unit)
     return f"{trial.remedy.title}: {change} {unit.name} {rung}"
 
 
-def _words(group: Group) -> str:
-    """Return the module, operator, dtype and line of a group."""
+def _name_group(group: Group) -> str:
+    """Return a group's module, operator, dtype and code line in one text."""
     parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
     # Of most steps no lines are known.
-    other = "later steps" if group.component is Component.HELD else "the loss"
+    other = "the update" if group.kept == "temporary inside step" else "the loss"
+    other = "later steps" if group.component is Component.HELD else other
     return " ".join(filter(None, parts)) or other
 
 
-def _moment(moment: PeakContents, name: str = "") -> str:
+def _summarize_moment(moment: PeakContents, name: str = "") -> str:
+    """Return a phase's peak in one line: requested bytes and its largest components."""
     largest = sorted(moment.components.items(), key=lambda item: -item[1])[:3]
     parts = [f"{STYLES[name].words} {format_bytes(size)}" for name, size in largest]
     return f" {name or moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 
 def _compared_rungs(explanation: Explanation) -> tuple[str, ...]:
-    """Return the rungs that remedies are compared on: without an allocator there is only one."""
+    """Return the names of the memory levels on which remedies are compared."""
     has_allocator = explanation.prediction.peak.allocated is not None
     return ("allocated", "reserved") if has_allocator else ("requested",)
 
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
-    """Return the plan that holds, its size, and how to type it."""
+    """Return lines on the cheapest plan under a limit, its size and its command."""
     rung = search.rung.replace("_", " ")
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"
@@ -183,19 +185,19 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
         return [Line(f"Under {limit}: the plan fits as it is, with {size}.", Kind.SUMMARY)]
     return [
         Line(f"Under {limit}, cheapest first: {', '.join(map(str, best.remedies))}", Kind.SUMMARY),
-        Line(f"  needs {size}, FLOPs {_flops(best.extra_flops(before))} ({count})"),
+        Line(f"  needs {size}, FLOPs {_format_extra_flops(best.extra_flops(before))} ({count})"),
         Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND),
     ]
 
 
-def _flops(more: float | None) -> str:
+def _format_extra_flops(more: float | None) -> str:
     if more is None:
         return "n/a"
     return f"{more:+.1%}" if more else "same"
 
 
-def _change(saved: int | None, unit: Unit) -> str:
-    """Write a saving as the change of the figure: less is negative."""
+def _format_change(saved: int | None, unit: Unit) -> str:
+    """Return a saving as the figure's signed change: a saving is negative."""
     if saved is None:
         return "n/a"
     written = f"{abs(saved) / unit.bytes:,.1f}"
@@ -205,11 +207,11 @@ def _change(saved: int | None, unit: Unit) -> str:
 def difference_blocks(
     found: Difference, top: int, more: str = " (--top {} shows them)"
 ) -> Iterator[Block]:
-    """Yield the change in a line, then by rung, component, phase and kind of storage.
+    """Yield a difference of two answers: headline, settings, tables of changes.
 
     ``more``: as for ``contents``.
     """
-    yield Line(_difference_headline(found), Kind.HEADING)
+    yield Line(_write_difference_headline(found), Kind.HEADING)
     yield Line(f"  before: {rows.heading(found.before)}")
     yield Line(f"  now:    {rows.heading(found.now)}")
     for what, said in (("settings", found.settings), ("versions", found.versions)):
@@ -223,16 +225,16 @@ def difference_blocks(
         return
     unit = unit_for(max(c.before or c.now or 0 for c in found.rungs))
     yield Line("")
-    yield _changes_table("at the peak", found.components, unit)
-    yield _changes_table("ladder", found.rungs, unit)
-    yield _changes_table("peak of the phase", found.phases, unit)
+    yield _tabulate_changes("at the peak", found.components, unit)
+    yield _tabulate_changes("ladder", found.rungs, unit)
+    yield _tabulate_changes("peak of the phase", found.phases, unit)
     if found.kinds:
-        yield _changes_table("kind of storage", found.kinds[:top], unit)
+        yield _tabulate_changes("kind of storage", found.kinds[:top], unit)
         if len(found.kinds) > top:
             yield Line(f"{len(found.kinds) - top} more kinds{more.format(len(found.kinds))}")
 
 
-def _difference_headline(found: Difference) -> str:
+def _write_difference_headline(found: Difference) -> str:
     if found.same:
         return "no figure changed"
     rung = next(c for c in reversed(found.rungs) if c.by is not None)
@@ -243,7 +245,7 @@ def _difference_headline(found: Difference) -> str:
     return f"{name} {signed_bytes(rung.by) if rung.by else 'unchanged'}{why}"
 
 
-def _changes_table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
+def _tabulate_changes(title: str, changes: Sequence[Change], unit: Unit) -> Table:
     body: list[tuple[Cell, ...]] = []
     for change in changes:
         if change.before == change.now and not change.before:

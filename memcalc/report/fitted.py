@@ -20,7 +20,7 @@ _MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: 
 
 
 def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
-    """Return the verdict, the limits, the tables, and how they were decided."""
+    """Return an answer of ``memcalc fit`` as blocks: verdict, limits, tables, notes."""
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
     asked = f"{answer.plan.model}: {describe(answer.plan, seq)}"
     found = sentences(answer)
@@ -31,12 +31,12 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         *tables(answer, verbose=verbose),
         *(search_lines(answer.search, answer.before) if answer.search and answer.before else ()),
         *(Line(note, Kind.NOTE) for note in notes(answer, verbose=verbose)),
-        *_next(answer),
+        *_suggest_command(answer),
     ]
 
 
-def _next(answer: FitAnswer) -> Iterator[Line]:
-    """Yield the next command where nothing that was asked fits."""
+def _suggest_command(answer: FitAnswer) -> Iterator[Line]:
+    """Yield the next commands to type if nothing that was asked fits."""
     plan, here = answer.plan, answer.here
     if here is None or here.fit.verdict is not FitVerdict.DOES_NOT_FIT or plan.infers:
         return
@@ -50,28 +50,29 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
 
 
 def sentences(answer: FitAnswer) -> list[str]:
-    """Return the verdict and the limits in words."""
+    """Return the verdict and the largest sizes, one sentence each."""
     said = []
     if answer.here is not None:
         said.append(fit_words(answer.here.fit))
     for limit in answer.limits:
-        said += _limit(limit, answer)
+        said += _describe_limit(limit, answer)
     if "seq" in answer.unknown:
         said.append(f"largest sequence: n/a ({answer.unknown['seq']})")
     return said
 
 
 def row_words(answer: FitAnswer) -> Iterator[str]:
-    """Yield what a search knows so far: the verdict, bounds of sizes, a line for each GPU."""
+    """Yield the lines known so far: verdict, bounds of sizes, a line for each GPU."""
     if answer.here is not None and (answer.limits or not answer.gpus):
         yield f"{describe(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
     for limit in answer.limits:
-        yield _limit(limit, answer)[0]
+        yield _describe_limit(limit, answer)[0]
     for row in answer.gpus:
         yield f"{row.name}: {fit_words(row.fit) if row.fit is not None else row.reason}"
 
 
-def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
+def _describe_limit(limit: Limit, answer: FitAnswer) -> list[str]:
+    """Return lines on the largest batch or sequence, the next size and the advice."""
     what = "batch" if limit.axis == "batch" else "sequence"
     seq = answer.here.seq if answer.here is not None else None
     other = f" at {seq} tokens" if seq is not None else ""
@@ -86,14 +87,16 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
         return [f"largest {what}{other}: {none} {tried} fits{rest}"]
     spare = format_bytes(limit.best.fit.least_margin)
     least = "" if limit.exact else "at least "
-    lines = [f"largest {what}{other}: {least}{best} with {spare} to spare{_next_size(limit)}"]
+    lines = [
+        f"largest {what}{other}: {least}{best} with {spare} to spare{_describe_next_size(limit)}"
+    ]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")
     return lines
 
 
-def _next_size(limit: Limit) -> str:
+def _describe_next_size(limit: Limit) -> str:
     if limit.above is not None:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         if perhaps is not None and perhaps != above:
@@ -107,10 +110,10 @@ def _next_size(limit: Limit) -> str:
 
 
 def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
-    """Return the tables that were asked for: grid, GPUs, counts and settings."""
+    """Return the tables that were asked for: grid, GPUs, numbers of GPUs, settings."""
     found: list[Block] = []
     if answer.grid is not None:
-        found.append(_grid(answer))
+        found.append(_tabulate_grid(answer))
     if answer.gpus:
         head = ("GPU", "about $/h", "offers", "needs at most", "to spare", "verdict")
         body = [
@@ -135,38 +138,38 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         found.append(Line(f"prices: {told.source}, {told.date}, in US dollars", Kind.NOTE))
     if answer.devices:
         over = ("GPUs", "layout", "needs at most", "to spare", "sent a step", "verdict")
-        spread = [_devices(row) for row in answer.devices]
+        spread = [_make_devices_row(row) for row in answer.devices]
         gpu = answer.device or answer.plan.gpu
         title = f"How many {gpu}? (batch per GPU as given)"
         found.append(Table(title=title, head=over, rows=spread, words=(1, 5)))
     if answer.settings:
         columns = ("saves", "to spare", "verdict", "change, and its cost")
         title = "One change to the plan, what fits and costs least first"
-        changes = [_setting(row, answer) for row in answer.settings]
+        changes = [_make_setting_row(row, answer) for row in answer.settings]
         found.append(Table(title=title, head=columns, rows=changes, words=(2, 3)))
     return found
 
 
-def _grid(answer: FitAnswer) -> Table:
+def _tabulate_grid(answer: FitAnswer) -> Table:
     grid = answer.grid
     assert grid is not None
     head = ("tokens \\ batch", *(str(batch) for batch in grid.batches))
     body = [
-        (str(seq) if seq is not None else "any", *(_cell(cell) for cell in row))
+        (str(seq) if seq is not None else "any", *(_format_probe(cell) for cell in row))
         for seq, row in zip(grid.seqs, grid.cells, strict=True)
     ]
     title = "GiB of process memory (>: at least); x and > do not fit, ! is tight"
     return Table(title=title, head=head, rows=body)
 
 
-def _cell(probe: Probe) -> str:
+def _format_probe(probe: Probe) -> str:
     fit = probe.fit
     size = fit.most / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
 
 
-def _devices(row: DevicesFit) -> tuple[str, ...]:
+def _make_devices_row(row: DevicesFit) -> tuple[str, ...]:
     name, fit = row.parallel or "alone", row.fit
     if fit is None:
         return str(row.devices), name, "n/a", "n/a", "n/a", row.reason
@@ -174,7 +177,7 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
     return str(row.devices), name, *sizes, fit.verdict.value
 
 
-def _setting(row: Trial, answer: FitAnswer) -> tuple[Cell, ...]:
+def _make_setting_row(row: Trial, answer: FitAnswer) -> tuple[Cell, ...]:
     change, figures = (row.remedy.title, row.remedy.cost), row.figures
     if figures is None or figures.fit is None or answer.before is None:
         return "n/a", "n/a", row.error or "n/a", change
@@ -188,7 +191,7 @@ def _setting(row: Trial, answer: FitAnswer) -> tuple[Cell, ...]:
 
 
 def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
-    """Return how it was decided, the assumptions, and what is not counted."""
+    """Return notes: how it was decided, assumptions, and what is not counted."""
     said = [
         "fit: all allocations were replayed on a GPU of this size, with the largest CUDA context"
     ]

@@ -24,16 +24,16 @@ _SOURCES = {
 
 
 def source_words(gpu: measurement.GpuReading) -> str:
-    """Return the source of a process's figure."""
+    """Return in words how a process's GPU memory was read."""
     return _SOURCES.get(gpu.source, gpu.source)
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
-    """Return one run in full, or several with a line each."""
+    """Return one measured run in full, or a table of several."""
     if len(runs) == 1 and runs[0].measurement is not None:
-        return list(_single(runs[0], runs[0].measurement))
+        return list(_describe_run(runs[0], runs[0].measurement))
     if len(runs) == 1 and runs[0].ranks:
-        return [*_ranks(runs[0]), Line(f"{name(runs[0].plan)}: {line(runs[0])}")]
+        return [*_tabulate_ranks(runs[0]), Line(f"{name(runs[0].plan)}: {line(runs[0])}")]
     warnings = Counter(
         text
         for run in runs
@@ -41,35 +41,35 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         for text in run.measurement.gpu.warnings
     )
     return [
-        _table("Sizes in MiB", "run", name, runs),
-        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _failed(run)),
+        _make_table("Sizes in MiB", "run", name, runs),
+        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _is_failure(run)),
         *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
     ]
 
 
 def name(plan: Plan) -> str:
     """Return the settings that tell a run from others of a suite."""
-    return f"{plan.model} {describe(plan, None, ('batch', 'seq'))}"
+    return f"{plan.model} {describe(plan, None, ('batch', 'seq', 'target'))}"
 
 
 def line(run: Run) -> str:
-    """Return the outcome of a run in a line."""
+    """Return the outcome of a measured run in one line."""
     measured = run.measurement
     if measured is None:
         return run.error or "not measured"
     if measured.out_of_memory is not None:
-        return _out_of_memory(measured.out_of_memory, run)
+        return _describe_oom(measured.out_of_memory, run)
     time, rate, _, peak, estimate, error = _figures(run)
     speed = f"{time}/step, {rate} samples/s"
     compared = f"peak {peak} MiB, estimate {estimate} MiB" if estimate != "n/a" else ""
     return ", ".join(filter(None, (speed, compared, error)))
 
 
-def _failed(run: Run) -> bool:
+def _is_failure(run: Run) -> bool:
     return run.measurement is None or run.measurement.out_of_memory is not None
 
 
-def _out_of_memory(failed: measurement.OutOfMemory, run: Run) -> str:
+def _describe_oom(failed: measurement.OutOfMemory, run: Run) -> str:
     text = f"out of memory in {failed.phase.value} of step {failed.step}"
     if failed.asked is not None:
         text += f", asked for {format_bytes(failed.asked)}"
@@ -83,7 +83,7 @@ def _out_of_memory(failed: measurement.OutOfMemory, run: Run) -> str:
     return text
 
 
-def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
+def _make_table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
     occupied = "resident" if all(run.plan.target == "cpu" for run in runs) else "occupied"
     return Table(
         title=title,
@@ -93,38 +93,38 @@ def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[R
 
 
 def _figures(run: Run) -> tuple[str, str, str, str, str, str]:
-    """Return time, rate, memory of the process, peak, estimate and error; sizes in bare MiB."""
+    """Return time, rate, process memory, peak, estimate and error as texts; sizes in MiB."""
     measured, predicted = run.measurement, run.prediction
     if measured is None:
         return "failed", "", "", "", "", ""
-    occupied = _bare(measured.peak_rss if measured.device == "cpu" else measured.process_used)
+    occupied = _bare_mib(measured.peak_rss if measured.device == "cpu" else measured.process_used)
     if measured.out_of_memory is not None:
         top = predicted.peak if predicted is not None else None
-        estimate = _bare(top.allocated or top.requested if top is not None else None)
+        estimate = _bare_mib(top.allocated or top.requested if top is not None else None)
         return "no memory", "", occupied, "", estimate, ""
-    time, rate = _speed(measured)
+    time, rate = _format_speed(measured)
     for rung in ("allocated", "requested"):
         both = peak(predicted, measured, rung) if predicted is not None else None
         if both is not None:
-            sizes = _bare(both.measured), _bare(both.predicted)
+            sizes = _bare_mib(both.measured), _bare_mib(both.predicted)
             return time, rate, occupied, *sizes, _percent(both)
     levels = (measurement.steady_peak(measured, rung) for rung in ("allocated", "requested"))
     level = next((level for level in levels if level is not None), None)
-    return time, rate, occupied, _bare(level), "n/a", ""
+    return time, rate, occupied, _bare_mib(level), "n/a", ""
 
 
-def _speed(measured: measurement.Measurement) -> tuple[str, str]:
-    """Return the seconds of a step, and the samples in a second."""
+def _format_speed(measured: measurement.Measurement) -> tuple[str, str]:
+    """Return seconds per step and samples per second as texts."""
     seconds, rate = measured.seconds_per_step, measured.samples_per_second
     time = f"{seconds:.3f} s" if seconds is not None else "n/a"
     return time, f"{rate:,.1f}" if rate is not None else "n/a"
 
 
-def _ranks(run: Run) -> Iterator[Block]:
-    """Yield a line for each process, and which of them is shown below."""
+def _tabulate_ranks(run: Run) -> Iterator[Block]:
+    """Yield a table with a row for each rank, and the rank that is shown below it."""
     title = f"Sizes in MiB, of {len(run.ranks)} processes"
-    yield _table(title, "rank", lambda plan: str(plan.rank), run.ranks)
-    for one in filter(_failed, run.ranks):
+    yield _make_table(title, "rank", lambda plan: str(plan.rank), run.ranks)
+    for one in filter(_is_failure, run.ranks):
         said = line(one)
         if one.measurement is None and one.reached:
             peak = max(reading.requested or 0 for reading in one.reached)
@@ -136,16 +136,16 @@ def _ranks(run: Run) -> Iterator[Block]:
         yield Line(f"Below is rank {shown[0]}, which needs most.")
 
 
-def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
+def _describe_run(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
     if run.ranks:
-        yield from _ranks(run)
+        yield from _tabulate_ranks(run)
     plan, gpu = run.plan, measured.gpu
     seen = f", batch {plan.batch * plan.grad_accum}" if measured.phases else ""
     yield Line(f"{name(plan) if seen else plan.model}{seen}, on {measured.device}")
     if measured.out_of_memory is not None:
         yield Line(line(run))
     if measured.seconds_per_step is not None:
-        time, rate = _speed(measured)
+        time, rate = _format_speed(measured)
         yield Line(f"Time: {time} per step")
         yield Line(f"Samples/second: {rate}")
     if measured.process_used is not None and gpu is not None:
@@ -157,10 +157,10 @@ def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
     if measured.peak_rss is not None:
         yield Line(f"Main memory, largest resident set: {format_mib(measured.peak_rss)}")
     if measured.phases:
-        yield _phases(measured)
-    yield from _holdings(measured)
+        yield _tabulate_phases(measured)
+    yield from _describe_holdings(measured)
     if gpu is not None:
-        yield from _gpu(gpu)
+        yield from _describe_gpu(gpu)
     if run.prediction is not None:
         found = compare(run.prediction, measured)
         if found:
@@ -176,8 +176,8 @@ def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
             yield Line("not in the estimate: " + "; ".join(run.prediction.uncounted))
 
 
-def _phases(measured: measurement.Measurement) -> Table:
-    """Return the peak of each phase of the last step on every known rung."""
+def _tabulate_phases(measured: measurement.Measurement) -> Table:
+    """Return a table of each phase's peak in the last step, by known memory level."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
     last = measurement.find_last_step(measured.phases) or 0
@@ -186,17 +186,18 @@ def _phases(measured: measurement.Measurement) -> Table:
         steady = [r for r in measured.phases if r.phase is phase and r.step in (last, 0)]
         shown = [r for r in steady if r.step == last] or steady
         if shown:
-            first = _highest([r for r in steady if r.step == 0], known[0]) if last else ""
-            rows.append((phase.value, *(_highest(shown, rung) for rung in known), first))
+            first = _format_highest([r for r in steady if r.step == 0], known[0]) if last else ""
+            rows.append((phase.value, *(_format_highest(shown, rung) for rung in known), first))
     return Table(title="Peak by phase", head=("phase", *known, "first step"), rows=rows)
 
 
-def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
+def _format_highest(readings: Sequence[PhaseReading], rung: str) -> str:
     levels = [level for r in readings if (level := getattr(r, rung)) is not None]
     return format_mib(max(levels)) if levels else ""
 
 
-def _holdings(measured: measurement.Measurement) -> Iterator[Line]:
+def _describe_holdings(measured: measurement.Measurement) -> Iterator[Line]:
+    """Yield lines on measured weights, gradients, optimizer state and cache retries."""
     parts = [
         f"{word} {format_mib(value)}"
         for word, value in (("weights", measured.weights), ("gradients", measured.gradients))
@@ -216,7 +217,8 @@ def _holdings(measured: measurement.Measurement) -> Iterator[Line]:
         yield Line(f"the allocator emptied its cache {measured.retries} times to go on")
 
 
-def _gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
+def _describe_gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
+    """Yield lines on the process's memory by NVML, outside the allocator, and warnings."""
     held = [f"{m.name} {format_mib(m.process)}" for m in gpu.moments if m.process is not None]
     if held:
         yield Line(f"process, by NVML: {', '.join(held)}")
@@ -225,7 +227,7 @@ def _gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
     yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
 
 
-def _bare(value: int | None) -> str:
+def _bare_mib(value: int | None) -> str:
     """Write a size in MiB without its unit, which the title names."""
     return format_mib(value).removesuffix(" MiB") if value is not None else "n/a"
 
@@ -235,13 +237,13 @@ def _percent(found: Difference, places: int = 2) -> str:
 
 
 def percent(share: float, places: int = 2) -> str:
-    """Write a signed share; one that rounds to 0 has no sign."""
+    """Return a signed share as a percentage; one that rounds to 0 has no sign."""
     text = f"{share:+.{places}%}"
     return text if text.strip("+-0.%") else text[1:]
 
 
 def render(outcome: CommandResult, width: int | None = None) -> str:
-    """Write what ``memcalc run`` saw, one line a fact."""
+    """Return the outcome of ``memcalc run`` as text, one fact per line."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss

@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 def blocks(found: OomText) -> Iterator[Block]:
-    """Yield the failure in one line, the holders of the GPU's memory, why, and the next command."""
+    """Yield an out-of-memory message as blocks: failure, memory's holders, cause, commands."""
     yield Line(
         f"out of memory on GPU {found.gpu}: asked for {format_bytes(found.asked)}, "
         f"{format_bytes(found.free)} free of {format_bytes(found.total)}",
@@ -24,18 +24,18 @@ def blocks(found: OomText) -> Iterator[Block]:
         yield Line(f"  at {found.line}")
     if found.times > 1:
         yield Line(f"  the last of {found.times} such messages")
-    yield _holders(found)
-    yield Line(f"why: {_why(found)}")
+    yield _tabulate_holders(found)
+    yield Line(f"why: {_explain_failure(found)}")
     yield Line("next: what needs less", Kind.SECTION)
     near = _ALIKE * found.total
     cards = [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]
     name = cards[0] if len(cards) == 1 else "NAME"
-    yield from (Line(f"  {command}", Kind.COMMAND) for command in _commands(found, name))
+    yield from (Line(f"  {command}", Kind.COMMAND) for command in _suggest_commands(found, name))
     if len(cards) > 1:
         yield Line(f"NAME is your GPU; by its size {', '.join(cards[:_SHOWN])}", Kind.NOTE)
 
 
-def _holders(found: OomText) -> Table:
+def _tabulate_holders(found: OomText) -> Table:
     own = found.process - found.allocated - found.cached if found.process is not None else None
     rows = [
         ("tensors", found.allocated, "allocated by PyTorch"),
@@ -51,12 +51,12 @@ def _holders(found: OomText) -> Table:
         title="memory of the GPU",
         head=("held by", "", "", ""),
         rows=[*body, ("total", Size(found.total), "", "")],
-        words=(0, 3),
+        words=(0, 2, 3),
         strong=(len(body),),
     )
 
 
-def _why(found: OomText) -> str:
+def _explain_failure(found: OomText) -> str:
     asked = format_bytes(found.asked)
     if found.gap == "limit" and found.allowed is not None:
         return (
@@ -77,7 +77,7 @@ def _why(found: OomText) -> str:
     return f"the run is too large for this GPU: it lacks at least {format_bytes(lacks)}"
 
 
-def _commands(found: OomText, gpu: str) -> Iterator[str]:
+def _suggest_commands(found: OomText, gpu: str) -> Iterator[str]:
     if found.gap == "fragmentation":
         yield "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   # and run again"
     if found.gap == "other processes":

@@ -22,10 +22,10 @@ from memcalc.files.results import Run
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
-from memcalc.report.blocks import Block, Kind, Line, Picture
+from memcalc.report.blocks import WORD, Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
 from memcalc.report.rows import STYLES
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, unit_for
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _KINDS = {
 
 
 def hero(prediction: Prediction) -> Hero:
-    """Return the head of the page of one prediction."""
+    """Return the head of a prediction's page: verdict, bar of the card, main figures."""
     fit, peak = prediction.fit, prediction.peak
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
@@ -72,14 +72,14 @@ def hero(prediction: Prediction) -> Hero:
     return Hero(
         kind=_KINDS[fit.verdict] if fit is not None else "plain",
         verdict=answer.headline(prediction).text,
-        parts=_parts(prediction),
+        parts=_divide_bar(prediction),
         figures=tuple(figures),
         command="" if plan.command else f"memcalc explain {options(plan)}",
     )
 
 
-def _parts(prediction: Prediction) -> tuple[Part, ...]:
-    """Return the stretches of the card: components, the allocator's cache, the context, free."""
+def _divide_bar(prediction: Prediction) -> tuple[Part, ...]:
+    """Return the parts of the memory bar: components, allocator's cache, context, free."""
     peak = prediction.peak
     reserved = peak.requested if peak.reserved is None else peak.reserved
     used = reserved if peak.process_used is None else peak.process_used
@@ -90,8 +90,9 @@ def _parts(prediction: Prediction) -> tuple[Part, ...]:
         ("CUDA context and libraries", used - reserved, _OUTSIDE),
         ("free", top - used, _FREE),
     ]
+    unit = unit_for(top)
     return tuple(
-        (100 * size / max(top, 1), color, f"{words} {format_bytes(size)}")
+        (100 * size / max(top, 1), color, f"{words} {unit.number(size)} {unit.name}")
         for words, size, color in found
         if size
     )
@@ -112,24 +113,27 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(document: Document) -> str:
-    """Return the whole page."""
-    page = _templates().get_template("page.html.j2")
-    return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
+    """Return a report as one HTML page."""
+    page = _load_templates().get_template("page.html.j2")
+    return (
+        page.render(title=_make_title(document), blocks=_list_blocks(document), version=__version__)
+        + "\n"
+    )
 
 
 def notebook(record: object) -> str:
-    """Return an answer in full, as a notebook shows it: the page's card, and its tables."""
+    """Return an answer as HTML for a notebook: the head of the page, and all tables."""
     first: PagePart
     first, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
     found = record.prediction if isinstance(record, Explanation) else record
     if isinstance(found, Prediction) and found.serving is None:
         # What the page says beside it stands in the tables here.
         first = replace(hero(found), command="")
-    return _templates().get_template("notebook.html.j2").render(blocks=[first, *rest])
+    return _load_templates().get_template("notebook.html.j2").render(blocks=[first, *rest])
 
 
 @functools.cache
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -148,7 +152,13 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["breakable"] = breakable
+
+    def command(text: str) -> Markup:
+        """Return a command whose lines break between options, not inside one."""
+        words = map(escape, WORD.findall(untrusted_text.line(text)))
+        return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in words)
+
+    made.filters |= {"breakable": breakable, "command": command}
     made.globals |= {"width": drawing.WIDTH, "height": drawing.HEIGHT}
     made.filters["bytes"] = format_bytes
     made.filters["json"] = lambda data: json.dumps(data, separators=(",", ":"))
@@ -156,18 +166,18 @@ def _templates() -> Environment:
     return made
 
 
-def _blocks(document: Document) -> Iterator[PagePart]:
+def _list_blocks(document: Document) -> Iterator[PagePart]:
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
         yield from explained.difference_blocks(document.difference, _TOP, more="")
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield _picture(plots.optimizers(found), "requested bytes at each peak")
+        yield _render_picture(plots.optimizers(found), "requested bytes at each peak")
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
             yield Line(rows.heading(chapter.prediction), Kind.HEADING)
-        yield from _chapter(chapter, advised=document.explanation is not None)
+        yield from _list_chapter(chapter, advised=document.explanation is not None)
     if document.explanation is not None:
         yield Line("What would need less", Kind.HEADING)
         yield from explained.remedies(document.explanation)
@@ -177,16 +187,16 @@ def _blocks(document: Document) -> Iterator[PagePart]:
         for rung in ("allocated", "requested"):
             if compared(document.runs, rung):
                 figure = plots.accuracy(document.runs, rung)
-                yield _picture(figure, "peak of each run, estimated and measured")
+                yield _render_picture(figure, "peak of each run, estimated and measured")
                 break
         yield from measured.blocks(document.runs)
 
 
-def _picture(figure: Figure, caption: str) -> Picture:
+def _render_picture(figure: Figure, caption: str) -> Picture:
     return Picture(plots.save(figure, "svg"), caption)
 
 
-def _title(document: Document) -> str:
+def _make_title(document: Document) -> str:
     if len(document.chapters) == 1:
         return rows.heading(document.chapters[0].prediction)
     models = dict.fromkeys(
@@ -196,8 +206,8 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
-    """Yield a plan's part of the page; ``advised``: what its next command tells is on the page."""
+def _list_chapter(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
+    """Yield a plan's part of the page; ``advised``: the page has remedies already."""
     prediction = chapter.prediction
     yield replace(hero(prediction), command="") if advised else hero(prediction)
     if chapter.line is not None:

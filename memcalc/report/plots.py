@@ -28,9 +28,9 @@ _BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), 
 
 
 def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
-    """Draw a step as stacked bands, with its phases, the allocator's lines and the GPU's limit."""
+    """Draw a step's memory as stacked bands by component, with allocator levels and GPU limit."""
     shown = drawing.whole(line, fit, _MOMENTS)
-    figure, axes = _figure(9.5, 4.2)
+    figure, axes = _make_figure(9.5, 4.2)
     unit, count = shown.unit.bytes, len(shown.requested)
 
     def divide(levels: Sequence[int]) -> list[float]:
@@ -73,9 +73,9 @@ def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
 
 
 def optimizers(predictions: Sequence[Prediction]) -> Figure:
-    """Draw the components of several plans at their peaks, the smallest first."""
+    """Draw a stacked bar of each plan's components at the peak, the smallest first."""
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
-    figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
+    figure, axes = _make_figure(9.5, 1.0 + 0.36 * len(ordered))
     unit = unit_for(ordered[-1].peak.requested)
     places = range(len(ordered))
     floor = [0.0] * len(ordered)
@@ -94,11 +94,11 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
 
 
 def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
-    """Draw the estimate and the measurement of each run as a pair of bars, with the error."""
+    """Draw each run's estimated and measured peak as two bars, with the error."""
     pairs = compared(runs, rung)
     if not pairs:
         raise UsageError("No run has both an estimate and a measurement: nothing to compare.")
-    figure, axes = _figure(9.5, 1.0 + 0.5 * len(pairs))
+    figure, axes = _make_figure(9.5, 1.0 + 0.5 * len(pairs))
     unit = unit_for(max(found.measured for _, found in pairs))
     for shift, label, sizes, color, hatch in (
         (-0.2, "estimate", [found.predicted for _, found in pairs], "#56B4E9", ""),
@@ -118,7 +118,7 @@ def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
 def _finish_bars(
     axes: Any, labels: Sequence[str], texts: Sequence[str], ends: Sequence[float]
 ) -> None:
-    """Name the bars, and write a text at the end of each."""
+    """Label the bars, write a text at the end of each, and add a legend."""
     for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
         axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(labels)), list(map(untrusted_text.picture, labels)))
@@ -128,7 +128,7 @@ def _finish_bars(
 
 
 def save(figure: Figure, format: str) -> bytes:
-    """Return the picture as a file's bytes; the same picture gives the same bytes."""
+    """Return a figure as the bytes of an image file, reproducibly."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -142,7 +142,7 @@ def save(figure: Figure, format: str) -> bytes:
 
 @functools.cache
 def _notebook_figure() -> type[Figure]:
-    """Return a class of figures that notebooks show, also where pyplot was never imported."""
+    """Return a Figure class that notebooks show without pyplot."""
     from matplotlib.figure import Figure
 
     class Shown(Figure):
@@ -152,7 +152,7 @@ def _notebook_figure() -> type[Figure]:
     return Shown
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Any]:
+def _make_figure(width: float, height: float) -> tuple[Figure, Any]:
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):

@@ -19,11 +19,11 @@ from memcalc.units import format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
-    """Return one prediction, in full or to be read in five seconds, or several side by side."""
+    """Return one prediction as blocks, brief or in full, or several side by side."""
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None
-        return answer.blocks(found) if brief else list(_single(found))
+        return answer.blocks(found) if brief else list(_describe_prediction(found))
     first = predictions[0]
     return [
         Line(rows.heading(first, varied_settings([one.plan for one in predictions])), Kind.HEADING),
@@ -32,7 +32,7 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
     ]
 
 
-def _single(prediction: Prediction) -> Iterator[Block]:
+def _describe_prediction(prediction: Prediction) -> Iterator[Block]:
     if prediction.fit is not None:
         yield from verdict(prediction)
     yield Line(rows.heading(prediction), Kind.HEADING)
@@ -67,20 +67,20 @@ def _single(prediction: Prediction) -> Iterator[Block]:
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:
-    """Yield the bytes that this GPU sends in a step, by collective."""
+    """Yield a line on the bytes that this GPU sends in a step, by collective."""
     if prediction.sent:
         yield Line(f"sent a step: {rows.sent_words(prediction.sent)}; in a ring: {SENT_SOURCE}")
 
 
 def verdict(prediction: Prediction) -> Iterator[Line]:
-    """Yield whether it fits, where a GPU was named."""
+    """Yield a line whether it fits, if a GPU was named."""
     words = rows.verdict(prediction)
     if words:
         yield Line(words, Kind.VERDICT)
 
 
 def components(prediction: Prediction) -> Table:
-    """Return the components at the peak, which sum to the requested bytes."""
+    """Return a table of the components at the peak, which sum to the requested bytes."""
     found = {name: size for name, size in prediction.components.items() if size}
     parts = list(found.values())
     whole, count = sum(parts), max(prediction.parameters, 1)
@@ -101,7 +101,7 @@ def components(prediction: Prediction) -> Table:
 
 
 def phases(prediction: Prediction) -> Table:
-    """The peak of each phase on the rungs that are known."""
+    """Return a table of each phase's peak, by known memory level."""
     replayed = prediction.peak.allocated is not None
     unit = unit_for(prediction.peak.reserved or prediction.peak.requested)
     fields = ("allocated", "reserved") if replayed else ("requested",)
@@ -124,7 +124,7 @@ def phases(prediction: Prediction) -> Table:
 
 
 def comparison(predictions: Sequence[Prediction]) -> Table:
-    """Return several plans side by side, the smallest peak first."""
+    """Return a table of several predictions, the smallest peak first."""
     known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
     rungs = known[1:] or known
     unit = unit_for(max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs))
@@ -157,7 +157,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
 
 
 def as_json(predictions: Sequence[Prediction], traces: Sequence[Trace] = ()) -> str:
-    """Write one prediction as an object of its fields; several as a list under ``predictions``.
+    """Return one prediction as a JSON object, several as a list under ``predictions``.
 
     ``traces``: one for each, which ``memcalc explain`` reads; none: a prediction can be made again.
     """
@@ -168,7 +168,7 @@ def as_json(predictions: Sequence[Prediction], traces: Sequence[Trace] = ()) -> 
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """Return a header and a row for each prediction; unknown cells are empty."""
+    """Return predictions as CSV, one row each; unknown cells are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(

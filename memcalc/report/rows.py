@@ -62,7 +62,7 @@ STYLES = {
 
 
 def name_differences(plan: Plan, others: Sequence[Plan]) -> str:
-    """Return the settings that tell a plan from others, such as ``adam8bit, batch 8``."""
+    """Return the settings in which a plan differs from others, as ``adam8bit, batch 8``."""
     plain = ("optim", "precision", "gpu")
     return ", ".join(
         str(getattr(plan, name)) if name in plain else f"{COMPARED[name]} {getattr(plan, name)}"
@@ -71,7 +71,7 @@ def name_differences(plan: Plan, others: Sequence[Plan]) -> str:
 
 
 def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
-    """Return the question in one line, without some settings of ``COMPARED``."""
+    """Return model and settings of a prediction in one line, without some of ``COMPARED``."""
     plan = prediction.plan
     if plan.command:
         head = f" ({prediction.head})" if prediction.head else ""
@@ -80,7 +80,7 @@ def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
 
 
 def labels(predictions: Sequence[Prediction]) -> list[str]:
-    """Return a name for each, no two alike: the settings that differ, where that is enough."""
+    """Return a unique label for each prediction: the settings that differ, if that is enough."""
     plans = [one.plan for one in predictions]
     for name in (lambda one: name_differences(one.plan, plans), heading):
         found = [name(one) for one in predictions]
@@ -90,7 +90,7 @@ def labels(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def asked_for(plan: Plan) -> str:
-    """Return the question of ``memcalc suggest``: a model, and the samples of a step."""
+    """Return the model and the samples of a step in one line, for ``memcalc suggest``."""
     each = " of each GPU" if plan.devices > 1 else ""
     count = plan.batch * plan.grad_accum
     samples = f"{count} sample{'s' * (count > 1)} a step{each}, as asked for"
@@ -98,7 +98,7 @@ def asked_for(plan: Plan) -> str:
 
 
 def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
-    """Return how a model is trained or runs: the settings that differ from the defaults."""
+    """Return a plan's settings that differ from the defaults, in one line."""
     optim, precision, batch = (
         "" if name in without else text
         for name, text in (
@@ -145,7 +145,7 @@ _DESCRIBED = {
 
 
 def _list_settings(plan: Plan, without: Collection[str]) -> Iterator[str]:
-    """Yield the other settings that were asked for, as they are typed."""
+    """Yield the other settings that differ from the defaults, as they are typed."""
     for name, value in changed_settings(plan).items():
         if name not in (*_DESCRIBED, *without) and FIELDS[name].option is not None:
             option, *words = FIELDS[name].write(value)
@@ -154,20 +154,20 @@ def _list_settings(plan: Plan, without: Collection[str]) -> Iterator[str]:
 
 
 def shares(sizes: Sequence[int]) -> list[str]:
-    """Return the percentages of their sum, which add up to 100."""
+    """Return each size's percentage of their sum, rounded so that they add up to 100."""
     unit = Unit("%", 10 * max(sum(sizes), 1))
     return [f"{text}%" for text in unit.numbers([1000 * size for size in sizes])]
 
 
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
-    """Return the levels at the peak as text, those that are unknown for one reason together."""
+    """Return each memory level's name and peak as texts; levels unknown for one reason together."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, list[str]] = {}
     for rung in RUNGS:
         name, value = rung.replace("_", " "), getattr(prediction.peak, rung)
         ends = process_ends(prediction) if rung == "process_used" else None
         if ends is not None:
-            known.append((name, _process_words(prediction, *ends)))
+            known.append((name, _describe_process(prediction, *ends)))
         elif value is not None:
             known.append((name, format_mib(value)))
         else:
@@ -177,7 +177,7 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def process_ends(prediction: Prediction) -> tuple[int, int] | None:
-    """Return the least and the most that the process uses, or None if they are unknown."""
+    """Return the least and most bytes that the process uses, or None if unknown."""
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
@@ -186,26 +186,26 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     return least + context.low, most + context.high
 
 
-def _process_words(prediction: Prediction, low: int, high: int) -> str:
+def _describe_process(prediction: Prediction, low: int, high: int) -> str:
     sources = [span.source for span in (prediction.context, prediction.allocator) if span]
     why = prediction.unknown.get("process_used", f"context: {'; '.join(sources)}")
-    return f"{_between(low, high)} ({why})"
+    return f"{_format_range(low, high)} ({why})"
 
 
 def would_need(prediction: Prediction) -> str:
-    """Return the range that nvidia-smi will show, or that it would need on a larger card."""
+    """Return the range of the process's memory as text: ``nvidia-smi: 3.1 to 3.4 GiB``."""
     ends, fit = process_ends(prediction), prediction.fit
     over = fit is not None and ends is not None and ends[1] > fit.capacity
-    return f"{'would need' if over else 'nvidia-smi:'} {_between(*ends) if ends else 'n/a'}"
+    return f"{'would need' if over else 'nvidia-smi:'} {_format_range(*ends) if ends else 'n/a'}"
 
 
 def span_range(span: Span | None) -> str:
-    """Return the range of a figure; empty: it is exact."""
-    return "" if span is None or span.low == span.high else _between(span.low, span.high)
+    """Return a span's range as text; empty if it is exact."""
+    return "" if span is None or span.low == span.high else _format_range(span.low, span.high)
 
 
-def _between(low: int, high: int) -> str:
-    """Write a range in tenths of a GiB or tens of MiB, outward: more digits are not known."""
+def _format_range(low: int, high: int) -> str:
+    """Return a range rounded outward to tenths of a GiB or tens of MiB."""
     if high >= GIB:
         return f"{low * 10 // GIB / 10:,.1f} to {-(-high * 10 // GIB) / 10:,.1f} GiB"
     return f"{low // MIB // 10 * 10} to {-(-high // (10 * MIB)) * 10} MiB"
@@ -220,14 +220,14 @@ def parts(span: Span) -> Iterator[str]:
 
 
 def state_words(prediction: Prediction) -> str:
-    """Return the bytes of the optimizer's state on each device."""
+    """Return the bytes of the optimizer's state by place of memory, in words."""
     state = prediction.optimizer_state
     held = {place: size for place in Place if (size := state.total(place))}
     return ", ".join(f"{size:,} B on the {at.value}" for at, size in held.items()) or "no state"
 
 
 def sent_words(sent: Sequence[Sent]) -> str:
-    """Return the bytes that a GPU sends in a step, by collective."""
+    """Return the bytes that a GPU sends in a step, by collective, in words."""
     several = len({one.ranks for one in sent}) > 1
     kinds = ", ".join(
         f"{one.collective}{f' among {one.ranks}' if several else ''} "
@@ -238,7 +238,7 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 
 def verdict(prediction: Prediction) -> str | None:
-    """Return whether it fits and by how much, or why that is unknown; None without a GPU."""
+    """Return in a sentence whether a prediction fits its GPU; None without a GPU."""
     fit = prediction.fit
     if fit is None:
         reason = prediction.unknown.get("fit")
@@ -259,7 +259,7 @@ def verdict(prediction: Prediction) -> str | None:
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:
-    """Yield where a script's memory ran out, and how much it grows from step to step."""
+    """Yield sentences on where a script ran out of memory, and its growth per step."""
     refusal, grows = prediction.refusal, prediction.growth
     if refusal is not None:
         at = f" at {refusal.line}" if refusal.line else ""
@@ -276,12 +276,12 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
 
 
 def fit_word(fit: Fit | None) -> str:
-    """Return the verdict alone."""
+    """Return the verdict of a fit in a word, ``n/a`` for None."""
     return fit.verdict.value if fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:
-    """Return a verdict and its margin in one sentence."""
+    """Return a fit in one sentence: verdict, bytes needed and to spare."""
     found, offered = fit.verdict, format_bytes(fit.capacity)
     if fit.limit != fit.capacity:
         allowed = f"{format_bytes(fit.limit)} that per_process_memory_fraction allows"
@@ -298,5 +298,5 @@ def fit_words(fit: Fit) -> str:
 
 
 def assumed_words(assumed: Sequence[str], left: int = 0) -> str:
-    """Return the assumptions in one sentence, and how many ``-v`` shows more."""
+    """Return the assumptions in one sentence; ``left``: how many more there are."""
     return "assumed: " + "; ".join([*assumed, *([f"{left} more (-v)"] if left else [])])

@@ -36,7 +36,7 @@ KINDS: dict[str, type] = {
 
 
 def read(data: Mapping[str, Any], path: Path) -> Any:
-    """Return the answer of one of ``KINDS`` in a file that was read.
+    """Decode a result file's JSON as the answer of its kind, one of ``KINDS``.
 
     Raises:
         UsageError: it is damaged.
@@ -48,13 +48,13 @@ def read(data: Mapping[str, Any], path: Path) -> Any:
 
 
 def as_json(record: Any) -> str:
-    """Write an answer of one of ``KINDS``: its fields, in exact bytes."""
+    """Return an answer of one of ``KINDS`` as JSON, in exact bytes."""
     name = next(name for name, kind in KINDS.items() if isinstance(record, kind))
     return document(name, encode(record))
 
 
 def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) -> list[Block]:
-    """Return any answer as blocks; ``top``: kinds of storage at most, ``work``: tokens to train."""
+    """Return any answer as blocks; ``top``: the most groups to list, ``work``: tokens to train."""
     found: Iterable[Block]
     match record:
         case Prediction():
@@ -79,7 +79,7 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
 
 
 def to_dataframe(record: Any) -> Any:
-    """Return an answer as a table of pandas: of an estimate one row, else its largest table.
+    """Return an answer as a pandas DataFrame: a prediction's row, or its largest table.
 
     Raises:
         UsageError: pandas is not installed.
@@ -95,12 +95,12 @@ def to_dataframe(record: Any) -> Any:
     if not tables:
         return pandas.DataFrame()
     largest = max(tables, key=lambda table: len(table.rows))
-    rows = [[_plain(cell) for cell in row] for row in largest.rows]
+    rows = [[_to_value(cell) for cell in row] for row in largest.rows]
     return pandas.DataFrame(rows, columns=list(largest.head) or None)
 
 
-def _plain(cell: Cell) -> str | float:
-    """Return a cell's bytes or share as a number, and all else as text."""
+def _to_value(cell: Cell) -> str | float:
+    """Return a table cell as a number if it has bytes or a share, else as text."""
     if isinstance(cell, Size):
         return cell.bytes
     if isinstance(cell, Share):
@@ -109,7 +109,7 @@ def _plain(cell: Cell) -> str | float:
 
 
 def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
-    """Return the storages alive at the end, by line, and the peaks under other settings."""
+    """Return a replayed memory snapshot as blocks: storages by line, peaks by setting."""
     shown, rest = found.held.sites[:top], found.held.sites[top:]
     sites: list[tuple[Cell, ...]] = [(Size(s.bytes), str(s.count), s.name) for s in shown]
     if rest:
@@ -120,9 +120,9 @@ def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
     settings: list[tuple[Cell, ...]] = []
     for one in found.what_ifs:
         peaks = [Size(getattr(one.peaks, rung), Unit("MiB", MIB)) for rung in RUNGS]
-        settings.append((_name(found, one), *peaks, str(one.retries)))
+        settings.append((_name_setting(found, one), *peaks, str(one.retries)))
     held: list[Block] = [
-        *map(Line, _lines(found)),
+        *map(Line, _summarize_recording(found)),
         Line("Alive at the end, by the line that allocated it", Kind.SECTION),
         Table(head=("bytes", "n", "line"), rows=sites, words=(2,)),
     ]
@@ -136,14 +136,14 @@ def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
             rows=settings,
         ),
         *(
-            Line(f"{_name(found, one)}: out of memory, {one.out_of_memory}")
+            Line(f"{_name_setting(found, one)}: out of memory, {one.out_of_memory}")
             for one in found.what_ifs
             if one.out_of_memory is not None
         ),
     ]
 
 
-def _lines(found: Recorded) -> list[str]:
+def _summarize_recording(found: Recorded) -> list[str]:
 
     def rungs(levels: Levels) -> str:
         return ", ".join(f"{rung} {format_mib(getattr(levels, rung))}" for rung in RUNGS)
@@ -166,6 +166,6 @@ def _lines(found: Recorded) -> list[str]:
     return lines
 
 
-def _name(found: Recorded, one: WhatIf) -> str:
+def _name_setting(found: Recorded, one: WhatIf) -> str:
     name = one.conf or "(none)"
     return f"{name} (as it ran)" if one.conf == found.conf else name

@@ -22,7 +22,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices | None = None
 
     def head(self, speeds: Sequence[Speed | None]) -> tuple[str, ...]:
-        """Return the names of the columns that ``cells`` fills; empty: no speed is known."""
+        """Return the titles of the columns that ``cells`` fills; empty if no speed is known."""
         known = [speed for speed in speeds if speed is not None]
         if not known:
             return ()
@@ -31,23 +31,23 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return ("hours", "cost") if self.prices is not None else ("hours",)
 
     def cells(self, speed: Speed | None, gpu: str, devices: int) -> Iterator[str]:
-        """Yield the speed, or the hours and cost, of a plan on GPUs of this name."""
+        """Yield a plan's speed as text, or its hours and cost for the tokens."""
         if speed is None:
             yield from ("n/a",) * (2 if self.tokens is not None and self.prices is not None else 1)
             return
         low, high = (rate * (speed.tokens or 1) for rate in (speed.low, speed.high))
         if self.tokens is None:
-            yield f"{_round(low)} to {_round(high)}"
+            yield f"{_format_two_digits(low)} to {_format_two_digits(high)}"
             return
         hours = [self.tokens / rate / 3600 for rate in (high, low)]
-        yield " to ".join(map(_round, hours))
+        yield " to ".join(map(_format_two_digits, hours))
         if self.prices is not None:
             price = self.prices.price(gpu) * devices
-            yield " to ".join(_round(each * price) for each in hours)
+            yield " to ".join(_format_two_digits(each * price) for each in hours)
 
 
-def _round(value: float) -> str:
-    """Write two significant digits: more are not known."""
+def _format_two_digits(value: float) -> str:
+    """Return a number with two significant digits as text."""
     if value >= 100:
         scale = 10 ** (len(str(int(value))) - 2)
         return f"{round(value / scale) * scale:,}"
@@ -55,38 +55,38 @@ def _round(value: float) -> str:
 
 
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
-    """Yield the verdict, the ways that fit, those that do not, and the next command."""
-    plan, shown = found.plan, _worth_showing(found)
+    """Yield suggestions as blocks: verdict, table of ways, reasons, notes, next command."""
+    plan, shown = found.plan, _select_ways(found)
     best = shown[0] if shown else None
     if found.gpu is None:
-        best = min(shown, key=_total, default=None)
-    yield from (Line(text, Kind.VERDICT) for text in _verdicts(found, shown, best))
+        best = min(shown, key=_total_bytes, default=None)
+    yield from (Line(text, Kind.VERDICT) for text in _write_verdicts(found, shown, best))
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _table(found, shown, work, verbose=verbose)
+        yield _tabulate(found, shown, work, verbose=verbose)
     fitting = {one.way.key for one in shown}
     for one in found.found:
         if one.figures is None and one.way.key not in fitting and (found.gpu or one.remedies):
-            yield Line(_why_not(one))
+            yield Line(_explain_misfit(one))
     if best is not None or found.gpu is None:
-        yield from _notes(found, shown, work, verbose=verbose)
-    yield from _next(found, best, verbose=verbose)
+        yield from _list_notes(found, shown, work, verbose=verbose)
+    yield from _advise_next(found, best, verbose=verbose)
 
 
-def _worth_showing(found: Suggestions) -> list[Suggestion]:
-    """Return the ways that fit; a lean form only where it needs a smaller card than the way."""
-    plain = {one.way.key: _total(one) for one in found.fitting if not one.remedies}
+def _select_ways(found: Suggestions) -> list[Suggestion]:
+    """Return the ways that fit; with remedies only if that needs a smaller card."""
+    plain = {one.way.key: _total_bytes(one) for one in found.fitting if not one.remedies}
     return [
         one
         for one in found.fitting
         if found.gpu is not None
         or not one.remedies
-        or _total(one) < plain.get(one.way.key, 1 << 62)
+        or _total_bytes(one) < plain.get(one.way.key, 1 << 62)
     ]
 
 
-def _verdicts(
+def _write_verdicts(
     found: Suggestions, shown: Sequence[Suggestion], best: Suggestion | None
 ) -> Iterator[str]:
     if found.gpu is None:
@@ -94,7 +94,7 @@ def _verdicts(
             yield "does not fit on up to 8 of these cards, in any way"
             return
         whole = next((one for one in shown if not one.remedies), best)
-        for one in (best, whole) if _total(whole) > _total(best) else (best,):
+        for one in (best, whole) if _total_bytes(whole) > _total_bytes(best) else (best,):
             yield f"fits {_size(one)}: {_title(one)}"
         return
     several = f"{found.plan.devices} x " if found.plan.devices > 1 else ""
@@ -109,9 +109,11 @@ def _verdicts(
         yield f"does not fit on {gpu}, in any way that was tried"
 
 
-def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool) -> Table:
+def _tabulate(
+    found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool
+) -> Table:
     by_card = found.gpu is None
-    unit = unit_for(max(found.capacity, *map(_capacity, shown)))
+    unit = unit_for(max(found.capacity, *map(_card_bytes, shown)))
     timed = not by_card or work.tokens is not None
     times = work.head([one.speed for one in shown]) if timed else ()
     costs = ["what it costs"] if verbose else []
@@ -122,15 +124,15 @@ def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbo
         way: Cell = ", ".join(filter(None, (one.way.title, added)))
         if verbose:
             way = (one.way.title, f"with {added}") if added else one.way.title
-        size = Size(one.figures.needed_under(_capacity(one)), unit)
-        card = [_card(plan), size, Size(_capacity(one), unit)]
+        size = Size(one.figures.needed_under(_card_bytes(one)), unit)
+        card = [_name_card(plan), size, Size(_card_bytes(one), unit)]
         rows.append(
             (
                 *([] if by_card else [str(number)]),
                 way,
                 f"{plan.batch} x {plan.grad_accum}",
                 *(card if by_card else [size]),
-                *(work.cells(one.speed, _gpu(plan).name, plan.devices) if times else ()),
+                *(work.cells(one.speed, _find_gpu(plan).name, plan.devices) if times else ()),
                 *([one.way.cost] if verbose else []),
             )
         )
@@ -143,7 +145,7 @@ def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbo
     return Table(head=head, rows=rows, words=(*words, *([len(head) - 1] if verbose else [])))
 
 
-def _notes(
+def _list_notes(
     found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool
 ) -> Iterator[Line]:
     if found.gpu is None:
@@ -152,7 +154,7 @@ def _notes(
             f"batch: samples x accumulation; the next size down does not fit{more}", Kind.NOTE
         )
     else:
-        yield from _speed_notes(found, verbose=verbose)
+        yield from _note_speed(found, verbose=verbose)
     if work.prices is not None:
         yield Line("cost: of all GPUs together, in your currency", Kind.NOTE)
     for one in shown if verbose else ():
@@ -161,7 +163,7 @@ def _notes(
             yield Line(f"  {remedy.key}: {remedy.cost} ({remedy.source})", Kind.NOTE)
 
 
-def _speed_notes(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
+def _note_speed(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
     if any(one.speed is not None for one in found.fitting):
         low, high = (f"{share:.0%}" for share in UTILISATION)
         text = f"speed: at {low} to {high} of the card's published peak, not measured"
@@ -177,8 +179,8 @@ def _speed_notes(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
 
 
-def _next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iterator[Line]:
-    """Yield the next command to type."""
+def _advise_next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iterator[Line]:
+    """Yield lines with the next command to type."""
     asked = f"memcalc suggest {options(found.plan)}"
     if best is None and found.gpu is None:
         yield Line("next: how many GPUs it takes")
@@ -188,7 +190,7 @@ def _next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iter
         yield Line("next: a larger GPU, or fewer tokens a sample (--seq)")
     elif found.gpu is None:
         yield Line("next: the best ways on a card of yours, or the smallest card's in full")
-        card = _card(_plan(best)).replace(" x ", "x")
+        card = _name_card(_plan(best)).replace(" x ", "x")
         yield Line(f"  {asked} --gpu {shlex.quote(card)}", Kind.COMMAND)
         yield Line(f"  memcalc estimate {options(_plan(best))}", Kind.COMMAND)
     else:
@@ -202,13 +204,13 @@ def row_words(found: Suggestions) -> Iterator[str]:
     """Yield a line for each way that was tried."""
     for one in found.found:
         if one.figures is None:
-            yield _why_not(one)
+            yield _explain_misfit(one)
         else:
-            yield f"{_title(one)}: {format_bytes(one.figures.needed)} on {_card(_plan(one))}"
+            yield f"{_title(one)}: {format_bytes(one.figures.needed)} on {_name_card(_plan(one))}"
 
 
-def _why_not(one: Suggestion) -> str:
-    """Say why a way does not fit."""
+def _explain_misfit(one: Suggestion) -> str:
+    """Return in a sentence why a way does not fit."""
     if one.error is not None:
         return f"{one.way.title}: not estimated: {one.error}"
     if one.floor is not None:
@@ -226,41 +228,43 @@ def _why_not(one: Suggestion) -> str:
 
 
 def _plan(one: Suggestion) -> Plan:
-    """Return the plan that fits."""
+    """Return the plan of a suggestion that fits."""
     assert one.figures is not None
     return one.figures.plan
 
 
-def _gpu(plan: Plan) -> gpus.Gpu:
+def _find_gpu(plan: Plan) -> gpus.Gpu:
     assert plan.gpu is not None
     return gpus.find(plan.gpu)
 
 
-def _capacity(one: Suggestion) -> int:
-    return _gpu(_plan(one)).memory
+def _card_bytes(one: Suggestion) -> int:
+    return _find_gpu(_plan(one)).memory
 
 
-def _total(one: Suggestion) -> int:
-    """Return the bytes of all cards together."""
-    return _capacity(one) * _plan(one).devices
+def _total_bytes(one: Suggestion) -> int:
+    """Return the memory in bytes of all cards of a suggestion together."""
+    return _card_bytes(one) * _plan(one).devices
 
 
-def _card(plan: Plan) -> str:
-    """Return the card and how many of it, such as ``2 x T4``."""
-    return f"{plan.devices} x {_gpu(plan).name}" if plan.devices > 1 else _gpu(plan).name
+def _name_card(plan: Plan) -> str:
+    """Return a plan's GPU, and how many, as text: ``2 x T4``."""
+    return f"{plan.devices} x {_find_gpu(plan).name}" if plan.devices > 1 else _find_gpu(plan).name
 
 
 def _size(one: Suggestion) -> str:
+    """Return the cards of a suggestion by number and gigabytes, and their name."""
     plan = _plan(one)
     several = f"{plan.devices} x " if plan.devices > 1 else ""
-    return f"{several}{_gpu(plan).sold_as} GB ({_gpu(plan).name})"
+    return f"{several}{_find_gpu(plan).sold_as} GB ({_find_gpu(plan).name})"
 
 
 def _title(one: Suggestion) -> str:
+    """Return a way's title, with the remedies it needs."""
     return ", with ".join(filter(None, (one.way.title, ", ".join(_list_remedies(one)))))
 
 
 def _list_remedies(one: Suggestion) -> list[str]:
-    """Return the names of the remedies, without those that have a column."""
+    """Return the keys of a suggestion's remedies, without those shown in a column."""
     columns = {"grad_accum", "devices"}
     return [r.key for r in one.remedies if columns.isdisjoint(name for name, _ in r.changes)]

@@ -15,7 +15,7 @@ _SIDES = 12
 
 
 def timeline(line: Timeline, *, width: int = 100) -> str:
-    """Draw the requested bytes of one step by component."""
+    """Return a text chart of a step's requested bytes by component."""
     import plotext
 
     shown = drawing.whole(line, moments=width - _SIDES)
@@ -40,7 +40,7 @@ def timeline(line: Timeline, *, width: int = 100) -> str:
 
 
 def facts_text(facts: Sequence[Fact], width: int) -> str:
-    """Write one entry for each fact: a mark for what is amiss, and the advice under it."""
+    """Return doctor's facts as text, marked where amiss, with advice under each."""
     lines: list[str] = []
     for fact in facts:
         mark = " " if fact.well else "!"

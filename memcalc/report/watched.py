@@ -16,7 +16,7 @@ _BAR = 20
 
 
 def view(now: CommandNow, processes: Sequence[WatchedProcess], width: int) -> list[str]:
-    """Return the lines of the view, for a screen of this width."""
+    """Return the lines of ``memcalc watch``: GPUs, their processes, PyTorch's memory."""
     lines = [f"{now.seconds:.0f} s, main memory {format_bytes(now.resident)} at most"]
     for card in now.cards:
         lines += _card_lines(card, now.pids)
@@ -48,11 +48,11 @@ def _process_lines(one: WatchedProcess, width: int) -> Iterator[str]:
     last, peak = format_bytes(one.allocated[-1]), format_bytes(one.peak)
     steps = f"optimizer steps: {one.steps}" if one.steps else "no optimizer step yet"
     yield f"PyTorch in process {one.pid}: {steps}, allocated {last} now, {peak} at most"
-    yield f"  {_draw(one.allocated, width - 2)}"
+    yield f"  {_draw_levels(one.allocated, width - 2)}"
 
 
-def _draw(levels: Sequence[int], columns: int) -> str:
-    """Draw levels over time, the highest of those that share a column."""
+def _draw_levels(levels: Sequence[int], columns: int) -> str:
+    """Return a sparkline of levels over time, the highest of each column."""
     count = min(len(levels), columns)
     edges = [len(levels) * at // count for at in range(count + 1)]
     highest = max(*levels, 1)

@@ -34,7 +34,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:
-    """Add the growth and the refusal at the end of a program."""
+    """Add a program's memory growth and refused request to its prediction and verdict."""
     prediction = traced.prediction
     grows = find_growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
@@ -50,12 +50,12 @@ def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:
     if fit is not None and fit.verdict in FITTING and grows and grows.runs_full:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.LEAKS))
     if ending.code:
-        prediction = _until_then(prediction, ending.code)
+        prediction = _mark_as_partial(prediction, ending.code)
     return replace(traced, prediction=prediction)
 
 
-def _until_then(prediction: Prediction, code: int) -> Prediction:
-    """Say that a program failed: it might have taken more, so whether it fits is not known."""
+def _mark_as_partial(prediction: Prediction, code: int) -> Prediction:
+    """Note that a prediction covers a failed run; drop the verdict that it fits."""
     until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict not in FITTING:
@@ -66,7 +66,7 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
 def predict_gpus(
     question: ResolvedPlan, traces: Mapping[int, Trace], state: OptimizerState
 ) -> Traced | None:
-    """Return the prediction of the GPU that holds most, with all peaks; None without a GPU."""
+    """Predict each GPU's memory from its trace; return the largest, None without a GPU."""
     found = {
         gpu: Traced(
             prediction=predict(question, Replays(trace, engine.player(question.plan)), state),
@@ -86,7 +86,7 @@ def predict_gpus(
 
 
 def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Plan) -> Simulated:
-    """Return the answer of the rank that needs most, with the figures of all ranks that ran.
+    """Return the answer of the rank that needs most, with the figures of all run ranks.
 
     The exit code is a failed rank's, whether it needs most or not.
     """
@@ -115,7 +115,7 @@ def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Pl
 
 
 def _describe_other_ranks(answers: RankAnswers, found: Mapping[int, Simulated]) -> Iterator[str]:
-    """Yield sentences on ranks that were not run, or have nothing on the GPU."""
+    """Yield sentences on ranks that were not run, or use no GPU."""
     for rank, others in answers.alike.items():
         are, do = ("are", "do") if len(others) > 1 else ("is", "does")
         if not answers.stages:

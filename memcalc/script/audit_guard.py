@@ -37,22 +37,23 @@ class AuditGuard:
         self._folder, self._run = folder, f"{folder.parent.resolve()}/"
         self._began = folder.stat().st_ctime_ns
         self._here = threading.local()
-        self._renew()
+        self._renew_lock()
         self._streams, self._noted = set[str](), set[str]()
         for number in range(3):
             with contextlib.suppress(OSError):
                 self._streams.add(key(os.fstat(number)))
 
     def install(self) -> None:
-        """Watch this process and its forks until they end."""
-        os.register_at_fork(after_in_child=self._renew)
-        sys.addaudithook(self._hear)
+        """Install the audit hook in this process and its forks, until they end."""
+        os.register_at_fork(after_in_child=self._renew_lock)
+        sys.addaudithook(self._handle_event)
 
-    def _renew(self) -> None:
+    def _renew_lock(self) -> None:
         self._lock = threading.Lock()
         self._here.acts = False
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _handle_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Save the files of an audit event, before Python changes them."""
         act = _EVENTS.get(event)
         if act is None or getattr(self._here, "acts", False):
             return
@@ -69,7 +70,7 @@ class AuditGuard:
                 self._here.acts = False
 
     def opens(self, path: Any, mode: str | None, flags: int) -> None:
-        """Keep a file opened for writing; ``os.open`` (no mode) does not tell its folder."""
+        """Save a file before it is opened for writing; ``os.open`` (no mode) hides its folder."""
         if isinstance(path, int) or not flags & (os.O_ACCMODE | os.O_TRUNC):
             return
         folders = [-1]
@@ -77,56 +78,56 @@ class AuditGuard:
             folders += map(int, os.listdir("/proc/self/fd"))
         for folder in folders:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._keep_content(_resolve(path, folder))
+                self._back_up_content(_resolve(path, folder))
 
     def changes(self, path: Any, *_: Any) -> None:
-        """Keep a truncated file."""
-        self._keep_content(_resolve(path))
+        """Save a file before it is truncated."""
+        self._back_up_content(_resolve(path))
 
     def changes_status(self, path: Any, *others: Any) -> None:
-        """Keep mode, owner and times."""
-        self._keep(_resolve(path, others[-1]))
+        """Record a path's mode, owner and times before they change."""
+        self._record_status(_resolve(path, others[-1]))
 
     def removes(self, path: Any, folder: int = -1) -> None:
-        """Keep the file at a name."""
-        self._keep_name(_resolve(path, folder, last=False))
+        """Save a file or folder before it is removed."""
+        self._back_up(_resolve(path, folder, last=False))
 
     def renames(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Keep the files at both names, and all below them."""
-        self._keep_name(_resolve(source, folder, last=False))
+        """Save the files at both paths of a rename, and all below them."""
+        self._back_up(_resolve(source, folder, last=False))
         self.makes_name(source, target, folder, other)
 
     def makes_name(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Keep the file at the second name, or its absence."""
+        """Save the file at the target path, or record that the path is new."""
         path = _resolve(target, other, last=False)
         if os.path.lexists(path):
-            self._keep_name(path)
+            self._back_up(path)
         else:
-            self._note(path, ABSENT)
+            self._append_entry(path, ABSENT)
 
     def opens_database(self, path: Any, *_: Any) -> None:
-        """Keep a database with its journals, and see that no later journal is applied to it."""
+        """Save an SQLite database with its journals before it is opened."""
         text = os.fsdecode(path)
         path = _resolve(text.removeprefix("file:").partition("?")[0])
-        self._keep_content(path)
+        self._back_up_content(path)
         for beside in (f"{path}{ending}" for ending in _BESIDE_DATABASE):
             if os.path.lexists(beside):
-                self._keep_content(beside)
+                self._back_up_content(beside)
             else:
-                self._note(beside, GONE)
+                self._append_entry(beside, GONE)
 
-    def _keep_content(self, path: str) -> None:
+    def _back_up_content(self, path: str) -> None:
         if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.W_OK):
-            self._keep_name(path, changes=True)
+            self._back_up(path, changes=True)
 
-    def _keep_name(self, path: str, *, changes: bool = False) -> None:
-        """Keep what is at a path, and below it; ``changes``: also the content of a file."""
-        status = self._keep(path)
+    def _back_up(self, path: str, *, changes: bool = False) -> None:
+        """Link a file, or all files of a folder, as a backup; ``changes``: also copy it."""
+        status = self._record_status(path)
         if status is None:
             return
         if stat.S_ISDIR(status.st_mode):
             for inside in os.listdir(path):
-                self._keep_name(os.path.join(path, inside))
+                self._back_up(os.path.join(path, inside))
         elif stat.S_ISREG(status.st_mode):
             try:
                 os.link(path, self._folder / f"{key(status)}.link", follow_symlinks=False)
@@ -150,30 +151,30 @@ class AuditGuard:
         finally:
             part.unlink(missing_ok=True)
 
-    def _keep(self, path: str) -> os.stat_result | None:
-        """Write down what is at a path, once; returns its status, ``None``: it was made since."""
+    def _record_status(self, path: str) -> os.stat_result | None:
+        """Record a path's mode, owner and times; return its status, None: the script made it."""
         status = os.lstat(path)
         number = key(status)
         if path.startswith(self._run) or number in self._streams:
             return None
         known = any((self._folder / f"{number}.{end}").exists() for end in ("copy", "link"))
-        if not known and min(_born(path), status.st_ctime_ns) > self._began:
+        if not known and min(_birth_time(path), status.st_ctime_ns) > self._began:
             return None
         link = os.readlink(os.fsencode(path)) if stat.S_ISLNK(status.st_mode) else b""
         times = status.st_atime_ns, status.st_mtime_ns
         owner = status.st_uid, status.st_gid
-        self._note(path, status.st_mode, number, owner, times, link)
+        self._append_entry(path, status.st_mode, number, owner, times, link)
         return status
 
-    def _note(self, path: str, mode: int, *others: Any) -> None:
-        """Record the entry of a path, once."""
+    def _append_entry(self, path: str, mode: int, *others: Any) -> None:
+        """Append the entry of a path to the list of backups, once."""
         if path not in self._noted:
             self._noted.add(path)
             write(self._folder, Entry(os.fsencode(path), mode, *others))
 
 
 def _resolve(path: Any, folder: int = -1, *, last: bool = True) -> str:
-    """Return the path of a file without links on the way; ``last``: nor at its end."""
+    """Return a path with symbolic links resolved; ``last``: also one at its end."""
     if isinstance(path, int):
         return os.path.realpath(f"/proc/self/fd/{path}")
     text = os.fsdecode(path)
@@ -185,7 +186,7 @@ def _resolve(path: Any, folder: int = -1, *, last: bool = True) -> str:
     return os.path.join(os.path.realpath(before), name)
 
 
-def _born(path: str) -> float:
+def _birth_time(path: str) -> float:
     """Return when a file was made, in nanoseconds; infinity where the file system cannot tell."""
     found = ctypes.create_string_buffer(256)
     if _statx is None or _statx(-100, os.fsencode(path), _NO_FOLLOW, _BORN, found):

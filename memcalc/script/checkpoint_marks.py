@@ -16,12 +16,12 @@ LENGTH = len(_MARK % 0)
 
 
 def mark(number: int) -> bytes:
-    """Return the bytes that mark a checkpoint."""
+    """Return the bytes that a file holds in place of the checkpoint of this number."""
     return _MARK % number
 
 
 def number_in(file: Any) -> int | None:
-    """Return the number of the mark that comes next in an open file, or None."""
+    """Return the checkpoint's number if a mark comes next in an open file, else None."""
     try:
         at = file.tell()
         head = file.read(LENGTH)
@@ -33,7 +33,7 @@ def number_in(file: Any) -> int | None:
 
 
 def read_number(path: Path | str) -> int | None:
-    """Return the number of the mark that a file begins with, or None."""
+    """Return the checkpoint's number if a file begins with a mark, else None."""
     try:
         with open(path, "rb") as opened:
             return number_in(opened)
@@ -42,23 +42,23 @@ def read_number(path: Path | str) -> int | None:
 
 
 def note_folder(folder: str) -> None:
-    """Note that new files of a folder belong to a checkpoint."""
-    _note(folder, NOTED)
+    """List a folder as a checkpoint's, whose new files are not kept."""
+    _append_path(folder, NOTED)
 
 
 def note_mark(path: Path | str | bytes) -> None:
-    """Note that a file has a mark."""
-    _note(path, MARKED)
+    """List a file as one with a mark, to be removed after the run."""
+    _append_path(path, MARKED)
 
 
-def _note(path: Path | str | bytes, name: str) -> None:
+def _append_path(path: Path | str | bytes, name: str) -> None:
     if (file := os.environ.get(FOLDERS)) is not None:
         with open(os.path.join(os.path.dirname(file), name), "ab") as opened:
             opened.write(os.fsencode(os.path.abspath(path)) + b"\0")
 
 
 def remove_marks(noted: Path) -> None:
-    """Remove the files that were noted, if they still have marks."""
+    """Delete the files of a list that still begin with a mark."""
     for path in noted_paths(noted):
         with contextlib.suppress(OSError):
             if read_number(path) is not None:
@@ -66,7 +66,7 @@ def remove_marks(noted: Path) -> None:
 
 
 def noted_paths(file: Path) -> set[str]:
-    """Return the paths that were noted in a file."""
+    """Return the paths in a list file, or none if it cannot be read."""
     try:
         return {os.fsdecode(folder) for folder in file.read_bytes().split(b"\0") if folder}
     except OSError:

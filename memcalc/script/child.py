@@ -50,7 +50,7 @@ _INTERRUPTED = 130
 
 
 def main(shared: Path) -> None:
-    """Run the program of a request, write what it took, and end this process."""
+    """Run the requested program on the simulated GPU, write its answer to a file, and exit."""
     driver.hide_packages()
     request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
     opened.note_in(shared / opened.FILE)
@@ -63,7 +63,7 @@ def main(shared: Path) -> None:
 
 
 def run_program(request: Request, answered: Path) -> NoReturn:
-    """Run the program in this process, as one rank where others train with it, and end it."""
+    """Run the program in this process, as one rank of several if asked, and exit."""
     _Run(request, answered).run()
 
 
@@ -81,7 +81,7 @@ class _Run:
         self._others: Iterable[str] = ()
 
     def run(self) -> NoReturn:
-        """Run it until it or something else ends it, write what it took, and end this process."""
+        """Run the program to its end or stop, write its answer to a file, and exit."""
         request, session = self._request, self._session
         for assumed in (*request.said, *map(stand_ins.install, request.stand_ins)):
             session.say(assumed)
@@ -93,9 +93,9 @@ class _Run:
         self._stack.enter_context(as_main(request.program))
         self._stack.enter_context(session)
         self._others = surroundings.program(request, session)
-        os._exit = posix._exit = self._leave
-        session.patches.wrap(os, "execv", self._become)
-        session.patches.wrap(os, "execve", self._become)
+        os._exit = posix._exit = self._replace_exit
+        session.patches.wrap(os, "execv", self._replace_exec)
+        session.patches.wrap(os, "execve", self._replace_exec)
         try:
             self._ending = _run_to_end(request, session)
             self._finish()
@@ -103,21 +103,22 @@ class _Run:
             self._give_up()
 
     def _finish(self) -> NoReturn:
-        """Do what Python does at the end of a program, and end as this did."""
+        """Run exit handlers as Python does at a program's end; then write the answer and exit."""
         # Python's exit ends daemon threads, whose errors nobody sees.
         threading.excepthook = lambda _: None
         if not self._ending.stopped and not _raised:
             atexit._run_exitfuncs()
             _delete_temporary_files()
         if self._ending.code == 1 and _by_number:
-            _explain(self._session.values.reads.lines)
+            _explain_unknown_numbers(self._session.values.reads.lines)
         if _getpid() != self._own:
             # A fork that went on to the program's last line has none of its memory.
             flush()
             self._exit(self._ending.code)
-        self._end()
+        self._end_process()
 
-    def _end(self) -> NoReturn:
+    def _end_process(self) -> NoReturn:
+        """Write the answer, and exit with the program's code."""
         try:
             self._write_answer()
             flush()
@@ -127,7 +128,7 @@ class _Run:
             self._give_up()
 
     def _give_up(self) -> NoReturn:
-        """Say that an error took the answer.
+        """Leave a sentence that an error took the answer, and exit.
 
         A program may have removed even the names of errors, which ``except`` needs.
         """
@@ -154,18 +155,18 @@ class _Run:
         answer = _make_answer(session, self._request, ending)
         _write(self._answered, msgspec.json.encode(answer))
 
-    def _leave(self, status: int) -> NoReturn:
-        """Take the place of ``os._exit``, which would take the answer with it."""
+    def _replace_exit(self, status: int) -> NoReturn:
+        """Replace ``os._exit``: write the answer first, then exit with the status."""
         if _getpid() != self._own or threading.current_thread() is not threading.main_thread():
             self._exit(status)
         if self._request.work:
-            _raised.update(_serialize(EstimateError(_LEFT.format(status))))
+            _raised.update(_serialize_error(EstimateError(_LEFT.format(status))))
             status = status or 1
         self._ending = msgspec.structs.replace(self._ending, code=status)
-        self._end()
+        self._end_process()
 
-    def _become(self, original: Any, path: Any, words: Any, variables: Any = None) -> None:
-        """Take the place of ``os.execv`` and ``os.execve``: memcalc runs that command next."""
+    def _replace_exec(self, original: Any, path: Any, words: Any, variables: Any = None) -> None:
+        """Replace ``os.execv``: exit with the command as the answer; memcalc runs it next."""
         given = (variables,) if variables is not None else ()
         in_place = _getpid() == self._own and threading.current_thread() is threading.main_thread()
         if not in_place or self._request.work or not os.path.isfile(path):
@@ -175,11 +176,11 @@ class _Run:
         command = tuple(os.fsdecode(one) for one in (path, *words[1:]))
         becomes = Command(words=command, variables=new, folder=os.getcwd())
         self._ending = Ending(code=0, becomes=becomes)
-        self._end()
+        self._end_process()
 
 
 def _delete_temporary_files() -> None:
-    """Close the files that Python deletes as the variables of a program that has ended go."""
+    """Close and delete the temporary files that the ended program left open."""
     kind = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
     for one in gc.get_referrers(kind):
         if isinstance(one, kind):
@@ -187,7 +188,7 @@ def _delete_temporary_files() -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write an answer whole or not at all; where that cannot be, leave a sentence on why."""
+    """Write a whole file or none; if the disk refuses, leave a sentence on why."""
     made = path.with_suffix(".new")
     try:
         made.write_bytes(data)
@@ -196,8 +197,8 @@ def _write(path: Path, data: bytes) -> None:
         failure.leave(path.parent, failure.NO_ROOM.format(path.parent, error.strerror))
 
 
-def _explain(lines: Iterable[str]) -> None:
-    """Say which lines read numbers that are not computed: one may cause the error."""
+def _explain_unknown_numbers(lines: Iterable[str]) -> None:
+    """Print the lines that read uncomputed numbers, as a likely cause of an error."""
     if torch.cuda.is_initialized():
         at = f" (at {', '.join(lines)})" if lines else ""
         show(f"memcalc: {_NOT_COMPUTED.format(at=at)}\n")
@@ -214,7 +215,7 @@ _NOT_COMPUTED = (
 
 
 def _run_to_end(request: Request, session: Session) -> Ending:
-    """Run the program until its last line, or until it or something else ends it."""
+    """Run the program until it ends, fails or made enough steps; return how it ended."""
     if (refusal := simulated_gpu.kernel_refusal()) is not None:
         show(f"memcalc: {refusal}\n")
         return Ending(code=1)
@@ -231,15 +232,15 @@ def _run_to_end(request: Request, session: Session) -> Ending:
     except BaseException as error:
         session.phases.end(failed=isinstance(error, torch.cuda.OutOfMemoryError))
         if request.work:
-            _raised.update(_serialize(error))
+            _raised.update(_serialize_error(error))
             lacks = stand_ins.lacking(error)
             return Ending(code=1, out_of_memory=_memory_error(error), lacks=lacks)
-        return _report(error)
+        return _report_error(error)
     return Ending(code=0)
 
 
-def _report(error: BaseException) -> Ending:
-    """Show what ended a program, and what helps."""
+def _report_error(error: BaseException) -> Ending:
+    """Print the error that ended a program, and advice; return its exit code with the reason."""
     if isinstance(error, KeyboardInterrupt):
         return Ending(code=_INTERRUPTED)
     if isinstance(error, ChildDeathError):
@@ -254,7 +255,7 @@ def _report(error: BaseException) -> Ending:
     if lacks:
         # It is run again, and ends like this no more.
         return Ending(code=1, lacks=lacks)
-    _show(error)
+    _show_traceback(error)
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(format_error(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_number.append(format_error(error))
@@ -269,7 +270,7 @@ def _report(error: BaseException) -> Ending:
 
 
 def _memory_error(error: BaseException) -> str:
-    """Return PyTorch's words on memory; empty: another error."""
+    """Return the text of a CUDA out-of-memory error; empty: another error."""
     return format_error(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
@@ -281,7 +282,7 @@ _raised: dict[str, str] = {}
 """The error of a function that ran in place of a program, for the process that sent it."""
 
 
-def _serialize(error: BaseException) -> dict[str, str]:
+def _serialize_error(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
     found = {"kind": type(error).__name__, "text": format_error(error), "trace": trace}
     with contextlib.suppress(Exception):
@@ -312,8 +313,8 @@ def _get_exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _show(error: BaseException) -> None:
-    """Show the program's traceback; where memory ran out, the user's own frames alone."""
+def _show_traceback(error: BaseException) -> None:
+    """Print the program's traceback; where memory ran out, the user's own frames alone."""
     shown = traceback.TracebackException.from_exception(error)
     own = str(Path(__file__).resolve().parents[1])
     only_users = isinstance(error, torch.cuda.OutOfMemoryError)

@@ -47,10 +47,10 @@ class ChildDeaths:
         """Lines that started a child, by its number."""
 
     def install(self, patches: Patches) -> None:
-        """Watch every child that starts."""
+        """Patch process starts, waits and kills to report children that a signal ended."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(_END) is signal.SIG_DFL:
-            signal.signal(_END, _end_main)
+            signal.signal(_END, _raise_child_death)
             patches.also(lambda: signal.signal(_END, signal.SIG_DFL))
         patches.wrap(process.BaseProcess, "start", self._start)
         patches.wrap(os, "waitpid", self._waitpid)
@@ -58,6 +58,7 @@ class ChildDeaths:
         patches.wrap(subprocess.Popen, "_handle_exitstatus", self._handle_exit)
 
     def _start(self, original: Any, child: Any) -> None:
+        """Start a child process, and watch it in a thread."""
         line = source_lines.find_line()
         original(child)
         if os.getpid() == self._own and child.pid is not None:
@@ -65,6 +66,7 @@ class ChildDeaths:
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
 
     def _kill(self, original: Any, pid: int, number: int) -> None:
+        """Send a signal, and note that the script itself sent it."""
         if number:
             self._sent.add(pid)
         original(pid, number)
@@ -72,7 +74,7 @@ class ChildDeaths:
     def _waitpid(self, original: Any, pid: int, options: int) -> tuple[int, int]:
         found: tuple[int, int] = original(pid, options)
         if found[0] and os.WIFSIGNALED(found[1]):
-            self._tell(found[0], os.WTERMSIG(found[1]))
+            self._report_death(found[0], os.WTERMSIG(found[1]))
         return found
 
     def _handle_exit(
@@ -80,10 +82,10 @@ class ChildDeaths:
     ) -> None:
         original(child, status, *args, **kwargs)
         if os.WIFSIGNALED(status):
-            self._tell(child.pid, os.WTERMSIG(status))
+            self._report_death(child.pid, os.WTERMSIG(status))
 
     def _watch(self, child: Any) -> None:
-        """Wait for the end of a child, and then for the script, which may wait for that child."""
+        """Wait for a child's end; if it was killed and the script waits for it, end the script."""
         connection.wait([child.sentinel])
         try:
             # The script itself is to find how the child ended: it stays to be waited for.
@@ -92,12 +94,12 @@ class ChildDeaths:
             return  # The script was told already, or another process started it.
         if seen is None or seen.si_code not in (os.CLD_KILLED, os.CLD_DUMPED):
             return
-        if self._tell(child.pid, seen.si_status) and _waits():
+        if self._report_death(child.pid, seen.si_status) and _is_stuck():
             show("memcalc: the script waits for it and is ended.\n")
             signal.pthread_kill(threading.main_thread().ident or 0, _END)
 
-    def _tell(self, pid: int, number: int) -> bool:
-        """Say that a signal ended a child; returns whether the script did not send it."""
+    def _report_death(self, pid: int, number: int) -> bool:
+        """Print that a signal ended a child; return False if the script itself sent it."""
         if pid in self._sent or pid in self._told or os.getpid() != self._own:
             return False
         self._told.add(pid)
@@ -108,19 +110,19 @@ class ChildDeaths:
 
 
 def end_children() -> None:
-    """End what the script has started and not ended, which would wait for it."""
+    """Kill the multiprocessing children that the script left running."""
     for child in multiprocessing.active_children():
         child.kill()
 
 
-def _waits() -> bool:
-    """Watch the script; returns True once it stands still, or polls and does nothing else."""
+def _is_stuck() -> bool:
+    """Watch the main thread; return True once it stands still or only polls, False if it ends."""
     main = threading.main_thread()
     here = begun = time.monotonic()
     before = worked = None
     while main.is_alive():
         frame = sys._current_frames().get(main.ident or 0)
-        now, work = (frame, frame and frame.f_lasti), _blocks()
+        now, work = (frame, frame and frame.f_lasti), _count_allocations()
         here = here if now == before else time.monotonic()
         begun = begun if work == worked else time.monotonic()
         before, worked = now, work
@@ -130,10 +132,10 @@ def _waits() -> bool:
     return False
 
 
-def _blocks() -> int:
-    """Return the number of births and deaths of blocks on all GPUs."""
+def _count_allocations() -> int:
+    """Return the number of allocations and frees on all GPUs so far."""
     return sum(map(internals.events_so_far, range(torch.cuda.device_count())))
 
 
-def _end_main(*_: Any) -> None:
+def _raise_child_death(*_: Any) -> None:
     raise ChildDeathError

@@ -97,23 +97,23 @@ def _find_program(
     if name in launchers.NAMES:
         return Program(launcher=launchers.NAMES[name], arguments=tuple(rest))
     if PYTHON.fullmatch(name):
-        return _after_python(rest, folder, environment)
+        return _parse_python_words(rest, folder, environment)
     if first.endswith((".py", _NOTEBOOK)):
         return find_script(first, rest, folder)
-    if refusal := _refuse(command, folder):
+    if refusal := _explain_refusal(command, folder):
         raise UsageError(refusal)
     # An environment that is not activated has its programs beside its Python.
     places = (shutil.which(first, path=str(scripts)), shutil.which(first))
     found = next((one for one in places if one is not None and _is_python(Path(one))), None)
     if found is None:
-        raise UsageError(_refuse_starter(command, exists=any(places)))
+        raise UsageError(_explain_unknown_command(command, exists=any(places)))
     if name == "swift" and _SWIFT in Path(found).read_text(errors="replace"):
         return _find_swift_program(rest, environment)
     return Program(path=found, arguments=tuple(rest))
 
 
-def _after_python(words: list[str], folder: Path, environment: Mapping[str, str]) -> Program:
-    """Find the program in the words after ``python``."""
+def _parse_python_words(words: list[str], folder: Path, environment: Mapping[str, str]) -> Program:
+    """Return the program in the words that follow ``python``."""
     left_out: list[str] = []
     while words and words[0].startswith("-") and words[0] not in ("-", "-c", "-m"):
         taken = 2 if words[0] in _WITH_VALUE else 1
@@ -156,7 +156,7 @@ def find_script(path: str, rest: Sequence[str], folder: Path) -> Program:
 
 
 def _convert_notebook(path: str) -> str:
-    """Return what to type for a notebook."""
+    """Return the command that makes a notebook a script and simulates it."""
     made = Path(path).with_suffix(".py").name
     return f"jupyter nbconvert --to script {path}, then memcalc simulate -- python {made}"
 
@@ -183,6 +183,7 @@ def find_launched(
 
 
 def _is_python(path: Path) -> bool:
+    """Return True if a file's first lines start Python, as a console script's do."""
     try:
         with path.open("rb") as file:
             first, second = file.readline(256), file.readline(256)
@@ -218,7 +219,7 @@ def _find_swift_program(words: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def run(program: Program) -> dict[str, Any]:
-    """Run it to its end; returns its variables, or none where it broke ``sys.argv`` for runpy."""
+    """Run a program to its end in this process; return its global variables."""
     try:
         if program.path:
             return runpy.run_path(program.path, run_name="__main__")
@@ -235,7 +236,7 @@ def run(program: Program) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_main(program: Program) -> Iterator[None]:
-    """Set the arguments and the import path that Python gives to a program."""
+    """Set sys.argv and sys.path as Python does for a program, and restore them afterwards."""
     before = sys.argv, sys.path, list(sys.path)
     sys.argv = [program.path or program.module, *program.arguments]
     sys.path.insert(0, str(Path(program.path).resolve().parent) if program.path else os.getcwd())
@@ -246,7 +247,7 @@ def as_main(program: Program) -> Iterator[None]:
 
 
 def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split variables that stand before a program, with or without ``env``, from the rest.
+    """Split ``NAME=value`` words before a program, also after ``env``, from the others.
 
     Raises:
         UsageError: ``env`` has options.
@@ -266,8 +267,8 @@ def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return given, rest
 
 
-def _refuse(words: Sequence[str], folder: Path) -> str:
-    """Return what to type in place of commands that are not followed; empty: it is none."""
+def _explain_refusal(words: Sequence[str], folder: Path) -> str:
+    """Return why a command such as mpirun is not simulated, with what to type; or empty."""
     first, *rest = words
     name = Path(first).name
     if name in launchers.OTHERS:
@@ -304,8 +305,8 @@ def _refuse(words: Sequence[str], folder: Path) -> str:
     return f"{name} runs a shell's commands, which are not followed: type {told}."
 
 
-def _refuse_starter(words: Sequence[str], *, exists: bool) -> str:
-    """Return what to type in place of a command that is no Python program."""
+def _explain_unknown_command(words: Sequence[str], *, exists: bool) -> str:
+    """Return why a command that is no Python program is refused, with what to type."""
     at, name = _find_start(words), Path(words[0]).name
     if at is not None and name in _TEST_RUNNERS:
         return (
@@ -326,7 +327,7 @@ def _refuse_starter(words: Sequence[str], *, exists: bool) -> str:
 
 
 def to_type(commands: Sequence[str]) -> str:
-    """Return how to simulate each of the first commands, and how many more there are."""
+    """Return ``memcalc simulate -- ...`` for each of the first three commands, as one hint."""
     if any(_KERNEL in one for one in commands):
         return _convert_notebook(f"NOTEBOOK{_NOTEBOOK}")
     more = f" (and {len(commands) - _SHOWN} more)" if len(commands) > _SHOWN else ""
@@ -334,7 +335,7 @@ def to_type(commands: Sequence[str]) -> str:
 
 
 def find_commands(text: str) -> list[str]:
-    """Return the lines of a shell's script that start Python; the script is never run."""
+    """Return the lines of a shell script that start Python; the script is never run."""
     found: dict[str, None] = {}
     for line in re.split(r"\n|;|&&|\|\|", text.replace("\\\n", " ")):
         words = line.split()
@@ -345,7 +346,7 @@ def find_commands(text: str) -> list[str]:
 
 
 def _find_start(words: Sequence[str]) -> int | None:
-    """Return where among words a Python program begins, or None."""
+    """Return the index of the word with which a Python program begins, or None."""
     for at, word in enumerate(words):
         name = Path(word).name
         starts = name in launchers.NAMES or name == SERVER or name.endswith(".py")

@@ -19,7 +19,7 @@ NO_ROOM = (
 
 
 def make_room(shared: Path) -> None:
-    """Make the file; it holds no sentence yet.
+    """Make the file for a failure's sentence, filled with blanks: the disk may be full later.
 
     Raises:
         OSError: there is no room.
@@ -28,18 +28,18 @@ def make_room(shared: Path) -> None:
 
 
 def leave(shared: Path, sentence: str) -> None:
-    """Leave a sentence, unless the program has removed the file."""
+    """Write the sentence on a failure into its file, unless the program has removed that."""
     with contextlib.suppress(OSError), _open(shared / _NAME, "r+b") as file:
         file.write(sentence.encode(errors="backslashreplace")[:_ROOM])
 
 
 def read(shared: Path) -> str:
-    """Return the sentence, or an empty text."""
+    """Return the sentence on a failure that a program's process left, or an empty text."""
     return read_file(shared / _NAME)[:_ROOM].decode(errors="replace").strip()
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that a program can write; of a pipe or a link nothing."""
+    """Return the bytes of a regular file, or none of a link, a pipe or a missing file."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(number, "rb") as file:

@@ -20,7 +20,7 @@ _MADE_ONCE = (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.WORKSPACES
 
 
 def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
-    """Return the memory that a run keeps of each step, or None: none, or too few steps to tell.
+    """Return the memory that each step leaks, or None: no leak, or too few steps to tell.
 
     Args:
         trace: the run.
@@ -35,7 +35,7 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
 
 
 def _grow_between(trace: Trace, points: list[int]) -> Growth | None:
-    """Return the memory that is kept of what lies between points, or None: none, or few points."""
+    """Return the memory kept of each interval between events, or None if it does not grow."""
     if len(points) < _FEWEST + 1:
         return None
     leftovers, more = _find_leftovers(trace, points)
@@ -47,7 +47,7 @@ def _grow_between(trace: Trace, points: list[int]) -> Growth | None:
         leftovers = [[one for one in step if one.line in lines] for step in leftovers]
         growing = [sum(one.bytes for one in step) for step in leftovers[1:]]
     else:
-        growing = _since_first([sum(one.bytes for one in step) for step in leftovers])
+        growing = _drop_before_growth([sum(one.bytes for one in step) for step in leftovers])
     each = round(sum(growing) / len(growing)) if growing else 0
     if not each:
         return None
@@ -57,16 +57,16 @@ def _grow_between(trace: Trace, points: list[int]) -> Growth | None:
     return Growth(
         bytes=each,
         # Only the lines of backward are known in later steps.
-        line=_most(first or every, "line"),
+        line=_most_common(first or every, "line"),
         holder=holder,
         filled=filled,
-        component=Component(_most(every, "component")),
+        component=Component(_most_common(every, "component")),
         varies=len(set(growing)) > 1,
     )
 
 
 def _find_steps(trace: Trace) -> list[int]:
-    """Return the events at which the backward of each step begins: its batch is the only one."""
+    """Return the event index at which the backward of each step begins."""
     begins: dict[int, int] = {}
     for mark in trace.marks:
         if mark.phase is Phase.BACKWARD:
@@ -75,7 +75,7 @@ def _find_steps(trace: Trace) -> list[int]:
 
 
 def _find_passes(trace: Trace) -> list[int]:
-    """Return the events at which each pass of a model begins that no backward follows.
+    """Return the event index of each forward pass that no backward follows.
 
     Evaluations before the first backward may gather what it learns from: alone they do not count.
     """
@@ -96,7 +96,7 @@ def _find_passes(trace: Trace) -> list[int]:
 
 
 def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:
-    """Return what each step but the last two leaves at the last point, and if this grows.
+    """Return storages never freed by step, without the last two, and by how many they grow.
 
     The last step is not over: its batch and outputs live on. Whether older tensors become more is
     counted and not weighed: three batches that are always kept are three, of any size. In the
@@ -126,8 +126,8 @@ def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]
     return found, count_older(len(points) - 1) - count_older(len(points) // 2)
 
 
-def _since_first(sizes: list[int]) -> list[int]:
-    """Return the sizes since the first that recurs until the end, or nothing."""
+def _drop_before_growth(sizes: list[int]) -> list[int]:
+    """Drop the sizes of steps before growth begins; empty if it does not recur to the end."""
     steps = [step for step, size in enumerate(sizes) if size and step]
     if len(steps) < _FEWEST:
         return []
@@ -137,14 +137,14 @@ def _since_first(sizes: list[int]) -> list[int]:
 
 
 def _find_holder(storages: list[Storage]) -> str:
-    """Return the variable or graph that holds most of these storages, or empty: unknown."""
+    """Return the name of the variable or graph that holds most bytes, or empty: unknown."""
     filled = [one for one in storages if FILLED in one.op]
     graphs = [one for one in filled if GRAPH in one.op]
     most = 2 * sum(one.bytes for one in filled) >= sum(one.bytes for one in storages if one.op)
-    return _most(filled if most else graphs, "op")
+    return _most_common(filled if most else graphs, "op")
 
 
-def _most(storages: list[Storage], name: str) -> str:
+def _most_common(storages: list[Storage], name: str) -> str:
     """Return the value of an attribute that most bytes of these storages have, or empty."""
     found: Counter[str] = Counter()
     for one in storages:

@@ -25,7 +25,7 @@ print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None)
 def check_imports(
     program: Program, typed: str, folder: Path, python: str, provided: Iterable[str]
 ) -> None:
-    """Check that the packages that a script imports first of all are there.
+    """Raise if a script's Python lacks a package that the script always imports.
 
     Args:
         program: a script; of a module nothing is known.
@@ -55,7 +55,7 @@ def check_imports(
 
 
 def find_imports(path: Path) -> set[str]:
-    """Return the packages that a script always imports, or none if that cannot be told."""
+    """Return the packages that a script always imports; empty if it changes the import path."""
     try:
         text = path.read_text(encoding="utf-8") if path.suffix == ".py" else ""
         body = ast.parse(text).body

@@ -41,19 +41,19 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def key(status: os.stat_result) -> str:
-    """Return what tells a file from all others, under whichever name."""
+    """Return device and inode of a file as text, the same under all its names."""
     return f"{status.st_dev}-{status.st_ino}"
 
 
 def write(folder: Path, entry: Entry) -> None:
-    """Add an entry to the list; the first one of a path counts."""
+    """Append an entry to the list of backups in a folder; the first one of a path counts."""
     with open(folder / _LIST, "ab", buffering=0) as file:
         # A line of its own, also behind one for which the disk had no room.
         file.write(b"\n" + msgspec.json.encode(entry))
 
 
 def fill(target: IO[bytes], source: IO[bytes]) -> None:
-    """Copy a file, without room for it where the file system can share blocks.
+    """Copy a file's content to another; the copies share blocks if the file system can do that.
 
     Raises:
         OSError: there is no room.
@@ -68,14 +68,14 @@ def fill(target: IO[bytes], source: IO[bytes]) -> None:
 
 
 def restore(folder: Path) -> list[str]:
-    """Put back what is in a folder; returns the files that could not be."""
+    """Restore all files backed up in a folder; return the paths that failed."""
     absent, entries = _read_all(folder)
     kept, failed = {entry.number for entry in entries}, []
     for act, those in (
         (_restore_content, entries),
         (_remove_new_names, absent),
         (_restore_name, entries),
-        (lambda _, entry, __: _set_status(entry.path, entry), entries[::-1]),
+        (lambda _, entry, __: _restore_status(entry.path, entry), entries[::-1]),
     ):
         for entry in those:
             try:
@@ -86,7 +86,7 @@ def restore(folder: Path) -> list[str]:
 
 
 def restore_late(folder: Path) -> tuple[list[str], list[str]]:
-    """Put back what is gone, and what was changed under a new name: it may be changed again since.
+    """Restore deleted files; write the old version of a changed file beside it, as ``.before``.
 
     Returns:
         The files that were made for changed ones, and those that could not be put back.
@@ -98,7 +98,7 @@ def restore_late(folder: Path) -> tuple[list[str], list[str]]:
             if not copy.exists():
                 if not os.path.lexists(path):
                     _restore_name(folder, entry, set())
-                    _set_status(path, entry)
+                    _restore_status(path, entry)
                 continue
             if os.path.lexists(path):
                 if os.lstat(path).st_mtime_ns == entry.times[1]:
@@ -106,14 +106,14 @@ def restore_late(folder: Path) -> tuple[list[str], list[str]]:
                 path += _BEFORE
                 made.append(os.fsdecode(path))
             _copy(copy, path)
-            _set_status(path, entry)
+            _restore_status(path, entry)
         except OSError:
             failed.append(os.fsdecode(entry.path))
     return made, failed
 
 
 def _read_all(folder: Path) -> tuple[list[Entry], list[Entry]]:
-    """Return entries of paths at which nothing was, and others: folders before what is inside."""
+    """Return entries of paths that did not exist, and all others with folders before content."""
     found = dict[bytes, Entry]()
     for line in read_file(folder / _LIST).splitlines():
         with contextlib.suppress(msgspec.DecodeError):
@@ -134,6 +134,7 @@ def _copy(source: Path, target: bytes) -> None:
 
 
 def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
+    """Write a changed file's old content back into it, under whichever name it has."""
     copy = folder / f"{entry.number}.copy"
     for path in (os.fsencode(folder / f"{entry.number}.link"), entry.path) if copy.exists() else ():
         if os.path.lexists(path) and key(os.lstat(path)) == entry.number:
@@ -141,7 +142,7 @@ def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
             with open(copy, "rb") as source, open(path, "r+b") as target:
                 target.truncate(0)
                 fill(target, source)
-            _set_status(path, entry)
+            _restore_status(path, entry)
             return
 
 
@@ -158,6 +159,7 @@ def _remove_new_names(__: Path, entry: Entry, kept: set[str]) -> None:
 
 
 def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
+    """Make the file, link or folder of an entry again, unless it is still at its path."""
     path, link = entry.path, folder / f"{entry.number}.link"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -177,7 +179,7 @@ def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
         _copy(folder / f"{entry.number}.copy", path)
 
 
-def _set_status(path: bytes, entry: Entry) -> None:
+def _restore_status(path: bytes, entry: Entry) -> None:
     if stat.S_IFMT(os.lstat(path).st_mode) != stat.S_IFMT(entry.mode):
         return
     with contextlib.suppress(PermissionError):

@@ -22,12 +22,12 @@ _SAID = "weights beyond the first 0.2 billion are not initialized on the host (-
 
 
 def of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``from_pretrained`` that say where the hub's files are."""
+    """Return the options of ``from_pretrained`` that locate files on the hub, as ``revision``."""
     return {key: options[key] for key in _OF_HUB if key in options}
 
 
 def install(patches: Patches) -> None:
-    """Draw the first weights as on any machine, leave all further ones zeros, and say so."""
+    """Patch torch.nn.init to leave large host weights undrawn after the first 200 million."""
     drawn = [0]
 
     def draw(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

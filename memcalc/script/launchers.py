@@ -62,7 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return (*named, *self.arguments)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables of the process of this rank."""
+        """Return the variables that the launcher sets for the process of this rank."""
         names = {
             "RANK": rank,
             "LOCAL_RANK": rank % self.local,
@@ -84,7 +84,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
-    """Read what follows a launcher's name; some count the GPUs of the machine.
+    """Parse the words after a launcher's name by its own parser; ``gpus``: if it counts them.
 
     Raises:
         UsageError: its own parser refuses them, or the launcher is not installed.
@@ -92,8 +92,8 @@ def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launc
     return _READERS[launcher](list(words), gpus)
 
 
-def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
-    """Read torchrun's words, or the older launcher's, which adds ``--local-rank``."""
+def _parse_torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
+    """Parse the words of torchrun, or of ``torch.distributed.launch``, with ``--local-rank``."""
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
@@ -114,6 +114,7 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
 
 
 def _count_processes(text: str, gpus: int | None) -> int:
+    """Return the number in torchrun's --nproc-per-node, or ``gpus`` for "auto" and "gpu"."""
     if text in ("auto", "gpu") and gpus is not None:
         return gpus
     if text in ("auto", "gpu", "cpu"):
@@ -134,20 +135,20 @@ def _count_nodes(text: str) -> int:
         raise UsageError(f"torchrun --nnodes {text} is no number of machines.") from None
 
 
-def _accelerate(words: list[str], gpus: int | None) -> Launch:
+def _parse_accelerate(words: list[str], gpus: int | None) -> Launch:
     if words[:1] == ["launch"]:
         words = words[1:]
-    launch = _import("accelerate.commands.launch", "accelerate")
+    launch = _import_launcher("accelerate.commands.launch", "accelerate")
     given = _parse_words("accelerate launch", launch.launch_command_parser(), words)
     unsaid = given.num_processes is None
     # Its own reading of defaults and of --config_file.
-    with contextlib.redirect_stdout(io.StringIO()), _with_gpus(gpus or 1):
+    with contextlib.redirect_stdout(io.StringIO()), _report_gpus(gpus or 1):
         given, defaults, from_file = launch._validate_launch_command(given)
     nodes = given.num_machines or 1
     total = given.num_processes or 1
     before = dict(os.environ)
     if given.use_deepspeed and not given.cpu:
-        own = _with_deepspeed(given, defaults, from_file)
+        own = _deepspeed_variables(given, defaults, from_file)
     else:
         utils = importlib.import_module("accelerate.utils.launch")
         several, alone = utils.prepare_multi_gpu_env, utils.prepare_simple_launcher_cmd_env
@@ -170,8 +171,8 @@ _ONE = (
 
 
 @contextlib.contextmanager
-def _with_gpus(gpus: int) -> Iterator[None]:
-    """Let PyTorch find this many GPUs."""
+def _report_gpus(gpus: int) -> Iterator[None]:
+    """Patch torch.cuda in this context to report this number of GPUs."""
     import torch
 
     with Patches() as patches:
@@ -180,21 +181,21 @@ def _with_gpus(gpus: int) -> Iterator[None]:
         yield
 
 
-def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> Any:
-    """Return DeepSpeed's variables, as ``launch_command`` of accelerate 1.15 makes them."""
+def _deepspeed_variables(given: Any, defaults: Any, precision_of_file: bool) -> Any:
+    """Return the variables that ``launch_command`` of accelerate 1.15 sets for DeepSpeed."""
     if importlib.util.find_spec("deepspeed") is None:
-        raise _missing("deepspeed", "the config asks for it")
+        raise _package_error("deepspeed", "the config asks for it")
     fields = [*defaults.deepspeed_config] if defaults else []
     fields += ["mixed_precision"] * bool(precision_of_file)
     given.deepspeed_fields_from_accelerate_config = ",".join(fields)
     return importlib.import_module("accelerate.utils.launch").prepare_deepspeed_cmd_env(given)[1]
 
 
-def _deepspeed(words: list[str], gpus: int | None) -> Launch:
+def _parse_deepspeed(words: list[str], gpus: int | None) -> Launch:
     with Patches() as patches:
         # It asks what GPU there is as it is imported, and the simulated one comes later.
         patches.environment("DS_ACCELERATOR", os.environ.get("DS_ACCELERATOR", "cuda"))
-        runner = _import("deepspeed.launcher.runner", "deepspeed")
+        runner = _import_launcher("deepspeed.launcher.runner", "deepspeed")
     given = _parse_words("deepspeed", runner, words)
     local = given.num_gpus if given.num_gpus > 0 else gpus
     if local is None:
@@ -211,14 +212,14 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     )
 
 
-def _import(module: str, package: str) -> Any:
+def _import_launcher(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise _missing(package, "its own parser reads its command line") from None
+        raise _package_error(package, "its own parser reads its command line") from None
 
 
-def _missing(package: str, why: str) -> UsageError:
+def _package_error(package: str, why: str) -> UsageError:
     return UsageError(
         f"{package} is not installed here, and {why}: type pip install {package}, or name the "
         "script with torchrun."
@@ -226,7 +227,7 @@ def _missing(package: str, why: str) -> UsageError:
 
 
 def _parse_words(name: str, parser: Any, words: list[str]) -> Any:
-    """Parse words by the launcher's parser; its output becomes one sentence."""
+    """Parse words by the launcher's argparse parser; raise its error as one sentence."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
@@ -238,8 +239,8 @@ def _parse_words(name: str, parser: Any, words: list[str]) -> Any:
 
 
 _READERS: dict[str, Callable[[list[str], int | None], Launch]] = {
-    "torchrun": _torchrun,
-    "torch.distributed.launch": functools.partial(_torchrun, older=True),
-    "accelerate": _accelerate,
-    "deepspeed": _deepspeed,
+    "torchrun": _parse_torchrun,
+    "torch.distributed.launch": functools.partial(_parse_torchrun, older=True),
+    "accelerate": _parse_accelerate,
+    "deepspeed": _parse_deepspeed,
 }

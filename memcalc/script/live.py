@@ -67,7 +67,7 @@ class Simulation:
 
     @property
     def peak(self) -> Any:
-        """The ladder at the peak, in bytes; see ``prediction.peak``."""
+        """The levels at the peak in bytes, such as ``reserved``; see ``prediction.peak``."""
         return self.prediction.peak
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Simulation:
 
 
 def run_in_child(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
-    """Run code on a simulated GPU in another process; this one does not change.
+    """Call a function on a simulated GPU in another process; this one does not change.
 
     Returns:
         Its prediction and trace, or None if it used no GPU.
@@ -108,7 +108,7 @@ def estimate_module(
     steps: int = 3,
     **settings: Any,
 ) -> Prediction:
-    """Predict what training this very module takes; see ``memcalc.estimate``."""
+    """Predict the GPU memory of training a module object; see ``memcalc.estimate``."""
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"A {type(module).__name__} is no model: give a name or a torch.nn.Module."
@@ -145,10 +145,10 @@ def _train(
 ) -> None:
     """Train a module for some steps; arguments as for ``estimate_module``."""
     model = module.to("cuda")
-    stepper = _optimizer(optimizer, model)
+    stepper = _prepare_optimizer(optimizer, model)
     given, wanted = on_gpu(inputs), on_gpu(targets)
     for _ in range(steps):
-        _loss(loss, _call(model, given), wanted).backward()
+        _compute_loss(loss, _call(model, given), wanted).backward()
         if stepper is None:
             model.zero_grad()
             continue
@@ -156,8 +156,8 @@ def _train(
         stepper.zero_grad()
 
 
-def _optimizer(given: Any, model: torch.nn.Module) -> Any:
-    """The optimizer itself, or what makes one of parameters; its state follows to the GPU."""
+def _prepare_optimizer(given: Any, model: torch.nn.Module) -> Any:
+    """Return the optimizer, made by a function of parameters if given, its state on the GPU."""
     if given is None:
         return None
     if not isinstance(given, torch.optim.Optimizer):
@@ -170,7 +170,7 @@ def _optimizer(given: Any, model: torch.nn.Module) -> Any:
 
 
 def on_gpu(value: Any) -> Any:
-    """A batch on the GPU: tensors, and dicts, lists and tuples of them."""
+    """Move a batch to the GPU: tensors, and dicts, lists and tuples of them."""
     if isinstance(value, torch.Tensor):
         return value.to("cuda")
     if isinstance(value, Mapping):
@@ -179,12 +179,14 @@ def on_gpu(value: Any) -> Any:
 
 
 def _call(model: torch.nn.Module, given: Any) -> Any:
+    """Call the model with a batch: keywords of a dict, arguments of a tuple, or one tensor."""
     if isinstance(given, Mapping):
         return model(**given)
     return model(*given) if isinstance(given, tuple) else model(given)
 
 
-def _loss(loss: Callable[..., torch.Tensor] | None, out: Any, wanted: Any) -> torch.Tensor:
+def _compute_loss(loss: Callable[..., torch.Tensor] | None, out: Any, wanted: Any) -> torch.Tensor:
+    """Return the loss of the model's output: by a function, its ``loss``, or a scalar output."""
     if loss is not None:
         return loss(out) if wanted is None else loss(out, wanted)
     found = getattr(out, "loss", out)

@@ -42,7 +42,7 @@ class Namespace(msgspec.Struct, frozen=True):
 
 
 def enter(shared: Path) -> Namespace:
-    """Move this process into a namespace, before it has threads, and write down how that went.
+    """Move this process into a mount namespace with overlays over all files; record the outcome.
 
     A script that a simulated script simulates is in one already.
 
@@ -52,7 +52,7 @@ def enter(shared: Path) -> Namespace:
     if not is_inside():
         try:
             found = _cover_all(shared)
-            os.environ[_INSIDE] = _own_name()
+            os.environ[_INSIDE] = _mount_namespace_id()
         except OSError as error:
             found = Namespace(refused=error.strerror or str(error))
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
@@ -60,21 +60,21 @@ def enter(shared: Path) -> Namespace:
 
 
 def layer(shared: Path, number: int) -> Path:
-    """Return the folder of what was written to a covered folder, by its number."""
+    """Return the overlay's upper folder, with what was written to this covered folder."""
     return shared.with_name(_LAYERS) / str(number) / _UPPER
 
 
 def is_inside() -> bool:
-    """Return whether this process is in a namespace in which files are protected."""
-    return os.environ.get(_INSIDE) == _own_name()
+    """Return True if this process is in a namespace in which files are protected."""
+    return os.environ.get(_INSIDE) == _mount_namespace_id()
 
 
-def _own_name() -> str:
+def _mount_namespace_id() -> str:
     return os.readlink("/proc/self/ns/mnt")
 
 
 def read(shared: Path) -> Namespace | None:
-    """Return the record of ``enter``, or None if the process ended before it."""
+    """Return the record that ``enter`` wrote, or None if the process ended before it."""
     try:
         return msgspec.json.decode(read_file(shared / _RECORD), type=Namespace)
     except msgspec.DecodeError:
@@ -82,6 +82,7 @@ def read(shared: Path) -> Namespace | None:
 
 
 def _cover_all(shared: Path) -> Namespace:
+    """Enter a new mount namespace, and mount overlays over all folders with files."""
     layers = shared.with_name(_LAYERS)
     is_alone = _libc.unshare(_NEW_MOUNTS) == 0
     places = find_places(has_users=not is_alone)
@@ -90,13 +91,13 @@ def _cover_all(shared: Path) -> Namespace:
     try:
         _mount("none", "/", "", _RECURSIVE | _PRIVATE)
         folder, outside = os.getcwd(), os.open(shared, os.O_PATH)
-        in_memory, mounted = _prepare(layers), list[str]()
+        in_memory, mounted = _make_layers_folder(layers), list[str]()
         try:
             covered, read_only = _cover(places, layers, mounted)
             _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
         except OSError:
             for path in reversed(mounted):
-                _call(_libc.umount2(os.fsencode(path), _DETACH))
+                _raise_if_failed(_libc.umount2(os.fsencode(path), _DETACH))
             raise
         finally:
             os.close(outside)
@@ -107,8 +108,8 @@ def _cover_all(shared: Path) -> Namespace:
     return Namespace(covered=tuple(covered), in_memory=in_memory, read_only=tuple(read_only))
 
 
-def _prepare(layers: Path) -> bool:
-    """Make the folder of layers; returns whether it lies in main memory.
+def _make_layers_folder(layers: Path) -> bool:
+    """Make the folder for overlay layers; return True if it lies in main memory.
 
     Raises:
         OSError: this kernel refuses overlays.
@@ -126,7 +127,7 @@ def _prepare(layers: Path) -> bool:
 def _cover(
     places: dict[str, bool], layers: Path, mounted: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Mount overlays over places, or else make them read-only; returns both.
+    """Mount an overlay over each place, or make it read-only; return the places of both kinds.
 
     ``mounted``: gets each path with a mount, also where this fails.
     """
@@ -153,9 +154,9 @@ def _cover(
 
 
 def _unshare_users() -> None:
-    """Leave the mounts of this machine, as the one user of a namespace of users."""
+    """Enter a new user and mount namespace that maps this user and group alone."""
     user, group = os.geteuid(), os.getegid()
-    _call(_libc.unshare(_NEW_USER | _NEW_MOUNTS))
+    _raise_if_failed(_libc.unshare(_NEW_USER | _NEW_MOUNTS))
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{user} {user} 1"),
@@ -168,14 +169,14 @@ def _unshare_users() -> None:
 
 
 def _try_overlay(layers: Path) -> None:
-    """Mount and unmount an overlay over an empty folder."""
+    """Mount and unmount an overlay over an empty folder; raise OSError if refused."""
     (layers / "empty").mkdir(exist_ok=True)
     _overlay(str(layers / "empty"), str(layers / "empty"), str(layers / "tried"))
-    _call(_libc.umount2(os.fsencode(layers / "empty"), 0))
+    _raise_if_failed(_libc.umount2(os.fsencode(layers / "empty"), 0))
 
 
 def _overlay(folder: str, at: str, layer: str) -> None:
-    """Mount an overlay over a folder: new and changed files lie in a layer."""
+    """Mount an overlay over a folder: new and changed files go to ``layer``."""
     upper, work = f"{layer}/{_UPPER}", f"{layer}/work"
     status = os.stat(folder)
     lower = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -193,20 +194,20 @@ def _make_read_only(place: str) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     path = os.fsencode(place)
     size = ctypes.sizeof(attributes)
-    _call(_libc.syscall(_MOUNT_SETATTR, -100, path, 0, attributes, size))
+    _raise_if_failed(_libc.syscall(_MOUNT_SETATTR, -100, path, 0, attributes, size))
 
 
 def _mount(source: str, at: str, kind: str, flags: int = 0, options: str = "") -> None:
     told = (os.fsencode(one) for one in (source, at, kind))
-    _call(_libc.mount(*told, ctypes.c_ulong(flags), os.fsencode(options)))
+    _raise_if_failed(_libc.mount(*told, ctypes.c_ulong(flags), os.fsencode(options)))
 
 
 def _drop_capabilities() -> None:
-    """Give up the rights that a namespace of users grants: a script has its user's."""
+    """Drop the capabilities that a user namespace grants this process."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
     _libc.capset(header, (ctypes.c_uint32 * 6)())
 
 
-def _call(result: int) -> None:
+def _raise_if_failed(result: int) -> None:
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

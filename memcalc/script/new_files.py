@@ -27,7 +27,7 @@ class Carried(msgspec.Struct):
 
 
 def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carried:
-    """Put new files where the script put them, and leave checkpoints and what lies beside them.
+    """Move a script's new files from overlay layers to their real paths, without checkpoints.
 
     Args:
         namespace: the script's.
@@ -45,14 +45,14 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
     # A link to what was left out leads nowhere.
     for link, target in links:
         if (target.parent / os.readlink(link)).exists():
-            _try(carried, target, os.symlink, os.readlink(link), target)
+            _attempt(carried, target, os.symlink, os.readlink(link), target)
     return carried
 
 
 def _carry(
     upper: Path, folder: Path, carried: Carried, checkpoints: set[str]
 ) -> list[tuple[Path, Path]]:
-    """Move new files out of the layer of an old folder; returns links, and where they go."""
+    """Move new files from a folder's overlay layer to the folder; return new links to be made."""
     links = []
     for found in sorted(upper.iterdir()):
         there = folder / found.name
@@ -73,7 +73,7 @@ def _carry(
 
 
 def _carry_new(found: Path, there: Path, carried: Carried) -> None:
-    """Move out a file, or a folder with files, unless that holds a checkpoint."""
+    """Move a new file or folder to its real path, unless it holds a checkpoint or no file."""
     modes = {path: path.lstat().st_mode for path in (found, *found.rglob("*"))}
     files = [path for path, mode in modes.items() if stat.S_ISREG(mode)]
     if not files or any(read_number(path) is not None for path in files):
@@ -84,17 +84,19 @@ def _carry_new(found: Path, there: Path, carried: Carried) -> None:
                 os.removexattr(path, _OPAQUE)
         elif not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             path.unlink()  # Sockets and pipes.
-    _try(carried, there, shutil.move, found, there)
+    _attempt(carried, there, shutil.move, found, there)
 
 
 def _is_opaque(folder: Path) -> bool:
+    """Return True if the script deleted a folder and made it again."""
     try:
         return os.getxattr(folder, _OPAQUE) == b"y"
     except OSError:
         return False
 
 
-def _try(carried: Carried, there: Path, function: Callable[..., Any], *arguments: Any) -> None:
+def _attempt(carried: Carried, there: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function that makes a path; list the path as lost if it raises OSError."""
     try:
         function(*arguments)
     except OSError:

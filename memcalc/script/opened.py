@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from memcalc.script.places import OF_KERNEL, RUNTIME, SYSTEM
+
 FILE = "opened"
 """The file that all processes of a program add to, in the folder that they share with memcalc."""
 _LISTS = ("os.listdir", "os.scandir", "glob.glob")
@@ -23,7 +25,6 @@ _HOSTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "", None)
 _OF_THE_MACHINE = ("uname", "ldconfig", "gcc", "cc", "g++", "c++", "clang", "ld", "objdump")
 """Programs that libraries start to look for compiled code."""
-_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr/lib", "/lib", "/usr/share", "/run")
 _NAMED = re.compile(rb"[\w./~-]{2,200}")
 """What may be a path in a text."""
 _SMALL = 1 << 20
@@ -40,7 +41,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_in(path: Path) -> None:
-    """Write each path that this process and its forks read to a file."""
+    """Install an audit hook that appends each path that this process reads to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     seen: set[tuple[str, str]] = set()
 
@@ -78,7 +79,7 @@ def _is_local(address: object) -> bool:
 
 
 def read(path: Path, known: Opened) -> Opened:
-    """Return what is known with what was noted in a file; without the file all is unknown."""
+    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if it is missing."""
     paths, unknown = set(known.paths), known.unknown
     try:
         lines = path.read_bytes().splitlines()
@@ -94,11 +95,12 @@ def read(path: Path, known: Opened) -> Opened:
 
 
 def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> set[str]:
-    """Return the program's own among the paths, with those that its small files name.
+    """Return the opened paths outside packages and system, and paths named in these files.
 
     ``folders``: where names in its files begin; ``ignored``: what memcalc itself writes.
     """
-    packages = {*_SYSTEM, *sysconfig.get_paths().values(), str(ignored)} - {sys.prefix, "/"}
+    systems = {*SYSTEM, *OF_KERNEL, RUNTIME, *sysconfig.get_paths().values()}
+    packages = {*systems, str(ignored)} - {sys.prefix, "/"}
     packages |= {str(Path(__file__).resolve().parents[1]), os.path.join(sys.prefix, "lib")}
     roots = tuple(f"{one.rstrip('/')}/" for one in packages)
     found: set[str] = set()
@@ -108,22 +110,22 @@ def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> 
         if path in found or f"{path}/".startswith(roots):
             continue
         found.add(path)
-        for name in _names_in(path):
+        for name in _find_names(path):
             places = (os.path.abspath(folder / os.path.expanduser(name)) for folder in folders)
             waiting += [place for place in places if place not in found and os.path.exists(place)]
     return found
 
 
 def _find_source(path: str) -> str:
-    """Return the source of compiled Python, which is made of it."""
+    """Return the path of a ``.pyc`` file's source; any other path as given."""
     folder, name = os.path.split(path)
     if os.path.basename(folder) != "__pycache__" or not name.endswith(".pyc"):
         return path
     return os.path.join(os.path.dirname(folder), f"{name.split('.')[0]}.py")
 
 
-def _names_in(path: str) -> set[str]:
-    """Return what a small text file may name: words with a dot or a slash."""
+def _find_names(path: str) -> set[str]:
+    """Return words of a small text file that may be paths: with a dot or a slash."""
     try:
         data = Path(path).read_bytes() if os.path.getsize(path) <= _SMALL else b""
     except OSError:

@@ -37,7 +37,7 @@ class _Tried(NamedTuple):
 
 
 def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
-    """Run again with the decisions of one line after another taken the other way.
+    """Run again with unknown branches of one line after another inverted; note what that takes.
 
     Decisions by numbers on the host are not seen: run with larger and smaller ones.
 
@@ -56,9 +56,9 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         return found
     affordable = int(_MOST_SECONDS / max(seconds, 0.1))
     asked = lines[: min(_MOST_WAYS, affordable)]
-    ways = {line: _try(again, Way(opposite=line, longer=_LONGER)) for line in asked}
+    ways = {line: _run_way(again, Way(opposite=line, longer=_LONGER)) for line in asked}
     scales = _SCALES if escapes and affordable > len(ways) + len(_SCALES) else {}
-    scaled = {name: _try(again, Way(scale=scale)) for name, scale in scales.items()}
+    scaled = {name: _run_way(again, Way(scale=scale)) for name, scale in scales.items()}
     tried = (*ways.values(), *scaled.values())
     chosen = found
     if not found.ending.stopped:
@@ -71,17 +71,17 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         said[-1:] = [f"{said[-1]}; {_ANOTHER}"] if said else [_ANOTHER]
     if escapes:
         said.append(_say_escapes(escapes, scaled, chosen))
-    fails = any(one.outcome == _FULL or _fails(one.found) for one in tried)
-    return _assuming(replace(chosen, ending=found.ending), said, tight=fails)
+    fails = any(one.outcome == _FULL or _does_not_fit(one.found) for one in tried)
+    return _add_assumptions(replace(chosen, ending=found.ending), said, tight=fails)
 
 
 _ANOTHER = "the figures are those of another branch, which trains more, than the one shown"
 
 
 def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Simulated) -> str:
-    """Return the lines that decide, and the memory of the other way at each."""
+    """Return a sentence on lines with unknown branches and the memory of the other branch."""
     others = [
-        f"{line} ({_difference(one, chosen)})"
+        f"{line} ({_describe_difference(one, chosen)})"
         for line, one in ways.items()
         if one.found is not chosen
     ]
@@ -96,8 +96,8 @@ def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Sim
 
 
 def _say_escapes(lines: Sequence[str], scaled: Mapping[str, _Tried], chosen: Simulated) -> str:
-    """Return where numbers go to the host, and whether larger or smaller ones take more."""
-    found = {name: _difference(one, chosen) for name, one in scaled.items()}
+    """Return a sentence on lines that read unknown values, and if their size matters."""
+    found = {name: _describe_difference(one, chosen) for name, one in scaled.items()}
     said = f"{UNCOMPUTED} go to the host at {join_lines(lines)}"
     if scaled and {*found.values()} == {_SAME}:
         return f"{said}; larger and smaller ones take as much"
@@ -107,13 +107,13 @@ def _say_escapes(lines: Sequence[str], scaled: Mapping[str, _Tried], chosen: Sim
     )
 
 
-def _fails(way: Simulated | None) -> bool:
+def _does_not_fit(way: Simulated | None) -> bool:
     fit = way.traced.prediction.fit if way is not None and way.traced is not None else None
     return fit is not None and fit.verdict is FitVerdict.DOES_NOT_FIT
 
 
-def _try(again: Again, way: Way) -> _Tried:
-    """Return the run of another way, or the reason why it has no answer."""
+def _run_way(again: Again, way: Way) -> _Tried:
+    """Run a program another way; return that run, or the reason why it has no answer."""
     try:
         found = again(way)
     except EstimateError as error:
@@ -125,24 +125,24 @@ def _try(again: Again, way: Way) -> _Tried:
     return _Tried(found, "")
 
 
-def _difference(way: _Tried, chosen: Simulated) -> str:
-    """Return the additional memory of another way over the shown one."""
+def _describe_difference(way: _Tried, chosen: Simulated) -> str:
+    """Say how much more or less memory another run reserves than the chosen one."""
     if way.found is None:
         return way.outcome
     if way.found is chosen:
         return "those shown"
-    more = _reserved(way.found) - _reserved(chosen)
+    more = _find_peak(way.found) - _find_peak(chosen)
     return f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else _SAME
 
 
-def _reserved(found: Simulated) -> int:
+def _find_peak(found: Simulated) -> int:
     """Return the peak of reserved bytes of a run."""
     assert found.traced is not None
     return found.traced.prediction.peak.reserved or 0
 
 
-def _assuming(found: Simulated, said: Sequence[str], *, tight: bool) -> Simulated:
-    """Return an answer with assumptions before all others."""
+def _add_assumptions(found: Simulated, said: Sequence[str], *, tight: bool) -> Simulated:
+    """Put sentences first in a run's assumptions; ``tight``: its verdict is at most that."""
     assert found.traced is not None
     prediction = found.traced.prediction
     told = replace(prediction, assumptions=(*said, *prediction.assumptions))

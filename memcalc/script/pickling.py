@@ -63,13 +63,13 @@ def _make_tensor(
 # ---- the body of a ``with``
 
 
-def _run(source: str, file: str, line: int, names: dict[str, Any]) -> None:
+def _run_source(source: str, file: str, line: int, names: dict[str, Any]) -> None:
     tree = ast.increment_lineno(ast.parse(source), line - 1)
     exec(compile(tree, file, "exec"), {"__name__": "__main__", **names})
 
 
 def body_at(frame: FrameType) -> Callable[[], None]:
-    """The body of the ``with`` that a frame is entering.
+    """Return the body of the ``with`` that a frame is entering, as a picklable function.
 
     Raises:
         EstimateError: its source is not known, or it cannot be taken elsewhere.
@@ -89,7 +89,7 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     lines = text.splitlines(keepends=True)
     first, last = block.body[0], block.body[-1]
     if first.lineno == block.lineno:
-        source = _cut(lines, first, last)
+        source = _cut_source(lines, first, last)
     else:
         source = textwrap.dedent("".join(lines[first.lineno - 1 : last.end_lineno]))
     try:
@@ -100,25 +100,25 @@ def body_at(frame: FrameType) -> Callable[[], None]:
             "the block."
         ) from None
     held = {**frame.f_globals, **frame.f_locals}
-    names = {name: held[name] for name in _used(code) if name in held}
+    names = {name: held[name] for name in _find_names(code) if name in held}
     for name, value in names.items():
         dump(name, value)
-    return functools.partial(_run, source, file, first.lineno, names)
+    return functools.partial(_run_source, source, file, first.lineno, names)
 
 
-def _cut(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
-    """Return the text of statements that begin on the line of their ``with``."""
+def _cut_source(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
+    """Return the source of statements that begin on the same line as their ``with``."""
     assert last.end_lineno is not None
     text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()
     tail = len(lines[last.end_lineno - 1].encode()) - (last.end_col_offset or 0)
     return text[first.col_offset : len(text) - tail].decode()
 
 
-def _used(code: CodeType) -> set[str]:
+def _find_names(code: CodeType) -> set[str]:
     found = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found |= _used(constant)
+            found |= _find_names(constant)
     return found
 
 
@@ -130,7 +130,7 @@ _STORES = ("STORE_", "POP_TOP", "NOP", "RESUME", "CACHE")
 
 
 def skip(frame: FrameType) -> Callable[[], None]:
-    """See that the body of the ``with`` that a frame is entering does not run.
+    """Skip the body of the ``with`` that a frame is entering, by a trace function.
 
     Returns:
         To be called when it has been left: whoever traced before traces again.

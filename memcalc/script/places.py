@@ -13,14 +13,19 @@ _NO_FILES = re.compile(
     "mqueue|nsfs|proc|pstore|rpc_pipefs|securityfs|sysfs|tracefs"
 )
 """File systems of the kernel, which hold no files of a user."""
-_OF_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
-"""Folders that users cannot write to (Filesystem Hierarchy Standard 3.0)."""
+SYSTEM = (
+    *("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin"),
+    *("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share"),
+)
+"""Folders of the system's own files (Filesystem Hierarchy Standard 3.0)."""
+OF_KERNEL, RUNTIME = ("/proc", "/sys", "/dev"), "/run"
+"""Folders that the kernel fills, and the one of what the system has running."""
 _DEPTH, _MANY = 2, 1000
 """Folders below a mount, and entries of each, among which a user's own are looked for."""
 
 
 def find_places(*, has_users: bool) -> dict[str, bool]:
-    """Return what to cover, and mounts that overlays hide; folders come before what is inside.
+    """Return folders to cover by overlays, and mounts that these would hide; parents first.
 
     ``has_users``: the namespace has its own users. They can cover no folder in which others have
     mounted something, and can copy no folder that others own.
@@ -31,7 +36,7 @@ def find_places(*, has_users: bool) -> dict[str, bool]:
     Raises:
         OSError: this user writes to a folder that cannot be covered.
     """
-    mounts, found = _mounts(), dict[str, bool]()
+    mounts, found = _read_mounts(), dict[str, bool]()
     for point in sorted(mounts):
         if not mounts[point]:
             if _is_inside(point, found):
@@ -39,18 +44,18 @@ def find_places(*, has_users: bool) -> dict[str, bool]:
             continue
         parts = [point]
         if has_users:
-            parts = list(_parts(point, list(mounts)))
+            parts = list(_split_at_mounts(point, list(mounts)))
         elif point == "/":
-            parts = list(_children("/", list(mounts)))
+            parts = list(_list_paths("/", list(mounts)))
         for part in parts:
             found[part] = True
-            if has_users and not _is_inside(part, _OF_SYSTEM):
-                found |= dict.fromkeys(_own_parts(part, list(mounts)), True)
+            if has_users and not _is_inside(part, SYSTEM):
+                found |= dict.fromkeys(_find_own_folders(part, list(mounts)), True)
     return found
 
 
-def _mounts() -> dict[str, bool]:
-    """Return where file systems are mounted, and whether each can hold a user's files."""
+def _read_mounts() -> dict[str, bool]:
+    """Return each mount point, and whether it can hold a user's files."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, system = line.partition(" - ")
@@ -59,8 +64,8 @@ def _mounts() -> dict[str, bool]:
         point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
         if not os.path.exists(point):
             continue
-        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, ("/proc", "/sys", "/dev"))
-        runtime = kind == "tmpfs" and _is_inside(point, ("/run",))
+        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, OF_KERNEL)
+        runtime = kind == "tmpfs" and _is_inside(point, (RUNTIME,))
         is_read_only = "ro" in options.split(",") or "ro" in of_system.split(",")
         found[point] = not (of_kernel or runtime or is_read_only)
     return found
@@ -70,8 +75,8 @@ def _is_inside(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def _children(folder: str, mounts: list[str]) -> Iterator[str]:
-    """Yield folders and files of a folder that are no mounts."""
+def _list_paths(folder: str, mounts: list[str]) -> Iterator[str]:
+    """Yield the files and folders directly in a folder, without mount points and links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
@@ -79,8 +84,8 @@ def _children(folder: str, mounts: list[str]) -> Iterator[str]:
                 yield entry.path
 
 
-def _parts(folder: str, mounts: list[str]) -> Iterator[str]:
-    """Yield the parts of a folder that hold no mounts; without mounts that is the folder.
+def _split_at_mounts(folder: str, mounts: list[str]) -> Iterator[str]:
+    """Yield the paths in a folder that hold no mount point: the folder itself if it has none.
 
     Raises:
         OSError: this user can write to a folder with mounts.
@@ -91,15 +96,15 @@ def _parts(folder: str, mounts: list[str]) -> Iterator[str]:
     if os.access(folder, os.W_OK) and folder != "/":
         raise OSError(errno.EBUSY, f"something is mounted in {folder}")
     with contextlib.suppress(PermissionError):
-        for path in _children(folder, mounts):
+        for path in _list_paths(folder, mounts):
             if os.path.isdir(path):
-                yield from _parts(path, mounts)
+                yield from _split_at_mounts(path, mounts)
             elif os.access(path, os.W_OK):
                 yield path
 
 
-def _own_parts(part: str, mounts: list[str]) -> list[str]:
-    """Return folders inside that this user can write to, below folders that others own.
+def _find_own_folders(part: str, mounts: list[str]) -> list[str]:
+    """Return folders inside that this user can write to, below folders of other users.
 
     The kernel copies folders on the way to what is written, and users cannot make a folder that
     others own: an overlay must begin below it.
@@ -108,7 +113,7 @@ def _own_parts(part: str, mounts: list[str]) -> list[str]:
     waiting = [(part, _DEPTH)]
     while waiting:
         folder, depth = waiting.pop()
-        for entry in _folders(folder):
+        for entry in _list_entries(folder):
             if entry.path in mounts or not entry.is_dir(follow_symlinks=False):
                 continue
             is_own = entry.stat().st_uid == user
@@ -119,7 +124,7 @@ def _own_parts(part: str, mounts: list[str]) -> list[str]:
     return found[1:]
 
 
-def _folders(folder: str) -> list[os.DirEntry[str]]:
+def _list_entries(folder: str) -> list[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = list(itertools.islice(entries, _MANY))
         return found if len(found) < _MANY else []

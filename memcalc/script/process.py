@@ -112,7 +112,7 @@ class Run:
         way: Way = USUAL,
         rank: int | str | None = None,
     ) -> Ran:
-        """Run it in a process, limited to the GPU's memory or not.
+        """Run the program once in a new process; return its memory on the GPU, by rank.
 
         Args:
             limited: memory is no larger than the GPU's.
@@ -127,9 +127,9 @@ class Run:
         environment = self._environment(limited=limited)
         with command.own_folder() as folder:
             shared = folder / "shared"
-            request = self._request(rank, shared / "serving", way)
+            request = self._make_request(rank, shared / "serving", way)
             try:
-                self._write(request, shared)
+                self._write_request(request, shared)
             except OSError as error:
                 raise EstimateError(failure.NO_ROOM.format(folder, reason(error))) from None
             kills = oom_kills()
@@ -144,29 +144,29 @@ class Run:
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
-        return self._read(answer, one_of_many=request.one_of_many)
+        return self._decode_answer(answer, one_of_many=request.one_of_many)
 
-    def _read(self, answer: bytes, *, one_of_many: bool) -> Ran:
-        """Read what a process wrote; a program's own process may put anything there."""
+    def _decode_answer(self, answer: bytes, *, one_of_many: bool) -> Ran:
+        """Decode the answer that a run's process wrote, for one process or for all ranks."""
         try:
             if not one_of_many:
                 one = msgspec.json.decode(answer, type=Answer)
                 # A function is the caller's own code.
                 self.raised = _rebuild_error(one.raised) if self._work and one.raised else None
-                return Ran({0: self._interpret(one, None)})
+                return Ran({0: self._predict_process(one, None)})
             answers = msgspec.json.decode(answer, type=RankAnswers)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         if answers.refusal:
             raise (UsageError if answers.refused else EstimateError)(answers.refusal)
         found = {
-            rank: self._interpret(one, rank if answers.world > 1 else None)
+            rank: self._predict_process(one, rank if answers.world > 1 else None)
             for rank, one in answers.answers.items()
         }
         return Ran(found, answers)
 
-    def _write(self, request: Request, shared: Path) -> None:
-        """Write the request of a process."""
+    def _write_request(self, request: Request, shared: Path) -> None:
+        """Make the shared folder of a run, and write the request into it."""
         shared.mkdir()
         failure.make_room(shared)
         if self._work:
@@ -176,7 +176,7 @@ class Run:
         (shared / REQUEST).write_bytes(msgspec.json.encode(request))
 
     def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
-        """Run it, and again with something in place of each package that it ended for lack of."""
+        """Run the program; if it lacks a package that has a stand-in, rerun it with that."""
         ran = self.ranks(limited=limited, quiet=quiet)
         while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
             self.stand_ins += tuple(sorted(lacks))
@@ -186,6 +186,7 @@ class Run:
     def _run(
         self, shared: Path, environment: dict[str, str], *, quiet: bool
     ) -> subprocess.CompletedProcess[str]:
+        """Start the process of a run, show what it prints, and wait for its end."""
         out, err = (subprocess.DEVNULL,) * 2 if quiet else (stderr_or_nothing(), None)
         if self._work:
             out = err = subprocess.PIPE
@@ -219,7 +220,7 @@ class Run:
         show(done.stderr or "")
         return done
 
-    def _request(self, rank: int | str | None, serving: Path, way: Way) -> Request:
+    def _make_request(self, rank: int | str | None, serving: Path, way: Way) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
@@ -241,14 +242,14 @@ class Run:
         )
 
     def _environment(self, *, limited: bool) -> dict[str, str]:
-        """Return the process's variables: the stub driver, the GPU, and the simulation's caches."""
+        """Return the variables of a run: for the stub driver, the GPU and the caches."""
         question, plan = self._question, self._question.plan
         told = card_memory(question.gpu)
         room = told.room if limited else UNLIMITED
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
-        engine = self._engine()
+        engine = self._find_engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.find_torch(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         found = variables.numbered_gpus(os.environ, devices)
@@ -272,8 +273,8 @@ class Run:
         check_environment(found)
         return found
 
-    def _engine(self) -> Environment | None:
-        """Return the environment with the releases that the plan names, or None."""
+    def _find_engine(self) -> Environment | None:
+        """Return the environment with the PyTorch and transformers that the plan names, or None."""
         plan = self._question.plan
         if plan.torch is None and plan.transformers is None:
             return None
@@ -283,8 +284,8 @@ class Run:
             )
         return environment.find(plan.torch, plan.transformers)
 
-    def _interpret(self, answer: Answer, rank: int | None) -> Simulated:
-        """Read what one process took; ``rank``: its number where others train with it."""
+    def _predict_process(self, answer: Answer, rank: int | None) -> Simulated:
+        """Predict memory from the answer of one process; ``rank``: its number if one of many."""
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
@@ -297,20 +298,20 @@ class Run:
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
-            traced = _assume(traced, _ALONE.format(used=len(traces), count=count))
+            traced = _add_assumptions(traced, _ALONE.format(used=len(traces), count=count))
         if traced is not None:
-            traced = _assume(traced, *self._of_files)
+            traced = _add_assumptions(traced, *self._of_files)
         served = predict_served(answer, self._question.plan, self._question.gpu)
         return Simulated(ending=answer.ending, traced=traced, served=served)
 
 
-def _assume(traced: Traced, *assumed: str) -> Traced:
+def _add_assumptions(traced: Traced, *assumed: str) -> Traced:
     told = (*assumed, *traced.prediction.assumptions)
     return replace(traced, prediction=replace(traced.prediction, assumptions=told))
 
 
 def _rebuild_error(kept: dict[str, str]) -> BaseException:
-    """Rebuild the error of a function in the other process, with its traceback as a note."""
+    """Unpickle the error of a function in the other process, with its traceback as a note."""
     error: BaseException
     try:
         error = pickle.loads(base64.b64decode(kept["error"]))

@@ -32,18 +32,19 @@ sys.exit(put_back(Path({shared!r}), *sys.argv[1:]))
 
 
 def protect(shared: Path) -> None:
-    """Protect files from this process, before it has threads, or say that they are not.
+    """Protect the user's files from this process by a mount namespace or else an audit hook.
 
     ``shared``: the folder that this process shares with memcalc's own, within the run's.
     """
     try:
-        _protect(shared)
+        _enter_or_guard(shared)
     except OSError as error:
         failure.leave(shared, failure.NO_ROOM.format(shared, error.strerror))
         sys.exit(1)
 
 
-def _protect(shared: Path) -> None:
+def _enter_or_guard(shared: Path) -> None:
+    """Enter a mount namespace; if the kernel refuses, install the audit hook."""
     if why := namespace.enter(shared).refused:
         # Before the script can change any.
         show(f"memcalc: {_GUARDED.format(why=why)}.\n")
@@ -55,7 +56,7 @@ def _protect(shared: Path) -> None:
 
 
 def put_back(shared: Path, late: str = "") -> str | None:
-    """Remove marks, and put files back that were put aside; returns what to say of others.
+    """Delete marked files and restore backed-up ones; return a sentence on those that failed.
 
     ``late``: not empty: the script ended a while ago, and what is there now may be the user's.
     """
@@ -64,16 +65,16 @@ def put_back(shared: Path, late: str = "") -> str | None:
     if late:
         made, failed = restore_late(aside)
         if made:
-            print(f"memcalc: {_LATE.format(_named(made))}.", file=sys.stderr)
+            print(f"memcalc: {_LATE.format(_join_few(made))}.", file=sys.stderr)
     else:
         failed = restore(aside)
     if failed:
-        return f"memcalc: {_named(failed)} could not be put back: what was there is in {aside}."
+        return f"memcalc: {_join_few(failed)} could not be put back: what was there is in {aside}."
     return None
 
 
 def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
-    """Keep the new files of an ended script, unless it was run ``again``: they are kept once.
+    """Move an ended script's new files out of its namespace, unless it was run ``again``.
 
     Returns:
         What became of files, as an answer tells it.
@@ -84,23 +85,25 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found.refused:
         return (_GUARDED.format(why=found.refused),)
     checkpoints = noted_paths(shared / NOTED)
-    return tuple(_describe(found, Carried() if again else carry_out(found, shared, checkpoints)))
+    return tuple(
+        _describe_files(found, Carried() if again else carry_out(found, shared, checkpoints))
+    )
 
 
-def _describe(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
+def _describe_files(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
     if carried.changed:
         yield (
             "files that were there before stay as they were: the script changed or deleted "
-            f"{_named(carried.changed)}"
+            f"{_join_few(carried.changed)}"
         )
     if carried.lost:
-        yield f"{_named(carried.lost)} could not be kept"
+        yield f"{_join_few(carried.lost)} could not be kept"
     if places := [place for place in found.read_only if Path(place).parent != Path("/")]:
-        yield f"the script could not write to {_named(places)}, which no overlay can cover"
+        yield f"the script could not write to {_join_few(places)}, which no overlay can cover"
     if found.in_memory:
         yield "the script's new files are not kept: they lay in main memory"
 
 
-def _named(paths: list[str]) -> str:
+def _join_few(paths: list[str]) -> str:
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"{', '.join(paths[:_NAMED])}{more}"

@@ -58,7 +58,7 @@ class Ranks:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> RankAnswers:
-        """Run the ranks that are asked for, and those that they need."""
+        """Run the requested ranks, and ranks whose messages they wait for; return all answers."""
         world = self._request.world or self._scout()
         rank = self._request.rank
         if isinstance(rank, int) and rank >= world:
@@ -67,21 +67,21 @@ class Ranks:
             return RankAnswers(world=world, answers={}, refusal=refusal, refused=True)
         if self._found is None and self._request.world is None:
             # It has run to its end in search of others.
-            return RankAnswers(world=1, answers={0: self._answer(0)})
+            return RankAnswers(world=1, answers={0: self._read_answer(0)})
         self._import_libraries()
         first = rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
-        self._ask([first, world - 1] if rank == "all" else [first])
+        self._queue_ranks([first, world - 1] if rank == "all" else [first])
         while self._waiting or self._running:
-            self._start()
+            self._start_ranks()
             self._reap()
             if rank == "all":
-                self._ask(self._find_missing_ranks())
+                self._queue_ranks(self._find_missing_ranks())
             self._start_or_end_helpers()
             time.sleep(_LOOK)
-        return self._answers(world)
+        return self._collect_answers(world)
 
     def _import_libraries(self) -> None:
-        """Import once what each rank imports itself, those too that run for their messages."""
+        """Import the slow libraries that the script uses, once before its ranks are forked."""
         path = Path(self._request.program.path)
         wanted = {
             module
@@ -96,9 +96,9 @@ class Ranks:
                 importlib.import_module(module)
 
     def _scout(self) -> int:
-        """Run until the program starts its processes, or to its end; returns how many there are."""
-        self._ask([0])
-        self._start(scouts=True)
+        """Run rank 0 until it starts other processes, or to its end; return how many there are."""
+        self._queue_ranks([0])
+        self._start_ranks(scouts=True)
         while self._running:
             self._reap()
             time.sleep(_LOOK)
@@ -112,7 +112,8 @@ class Ranks:
             left.unlink()
         return self._found.world
 
-    def _ask(self, ranks: Iterable[int]) -> None:
+    def _queue_ranks(self, ranks: Iterable[int]) -> None:
+        """Queue ranks to run; a helper among them, which runs already, goes on to its end."""
         for rank in ranks:
             if rank in self._asked:
                 continue
@@ -123,8 +124,8 @@ class Ranks:
             else:
                 self._waiting.append(rank)
 
-    def _start(self, *, scouts: bool = False) -> None:
-        """Start ranks while there are cores for them."""
+    def _start_ranks(self, *, scouts: bool = False) -> None:
+        """Fork queued ranks while there are free cores."""
         cores = len(os.sched_getaffinity(0))
         while self._waiting and len(self._running) - len(self._helpers) < max(1, cores):
             self._fork(self._waiting.popleft(), scouts=scouts)
@@ -152,7 +153,7 @@ class Ranks:
             self._helpers.add(rank)
 
     def _run_rank(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
-        """Run one rank in this process."""
+        """Set up this forked process as a rank, run the program, and exit."""
         die_with(os.getppid(), signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(self._environment(rank, helps=helps))
@@ -191,7 +192,7 @@ class Ranks:
         }
 
     def _reap(self) -> None:
-        """Note the ranks that have ended."""
+        """Record the exit codes of ranks that have ended, and announce them to the others."""
         while self._running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -202,22 +203,22 @@ class Ranks:
                 mail.announce_end(self._folder, rank)
 
     def _find_missing_ranks(self) -> Iterator[int]:
-        """Yield a rank of each stage that has none yet, where messages are passed.
+        """Yield the first rank of each pipeline stage of which no rank was queued.
 
         Without messages the last is enough; it may hold a smaller share.
         """
-        for ranks in self._stages():
+        for ranks in self._find_stages():
             if not set(ranks) & set(self._asked):
                 yield ranks[0]
 
-    def _ties(self, rank: int) -> Ties:
+    def _read_ties(self, rank: int) -> Ties:
         """Return the groups and peers that a rank has noted so far."""
         answer = self._file(rank, "answer")
         if rank in self._ended and answer.exists():
-            return self._answer(rank).ties or Ties()
+            return self._read_answer(rank).ties or Ties()
         return mail.read_ties(self._folder, rank)
 
-    def _answer(self, rank: int) -> Answer:
+    def _read_answer(self, rank: int) -> Answer:
         """Return the answer of a rank that has ended.
 
         Raises:
@@ -225,44 +226,44 @@ class Ranks:
         """
         return msgspec.json.decode(self._file(rank, "answer").read_bytes(), type=Answer)
 
-    def _answers(self, world: int) -> RankAnswers:
+    def _collect_answers(self, world: int) -> RankAnswers:
         found: dict[int, Answer] = {}
         for rank in self._asked:
             code = self._ended[rank]
             if not self._file(rank, "answer").exists():
                 why = ending(f"process of rank {rank}", code, kills=self._kills)
                 return RankAnswers(world=world, answers={}, refusal=why)
-            found[rank] = self._answer(rank)
+            found[rank] = self._read_answer(rank)
         if any(self._ended[rank] for rank in self._asked):
             # The cause may be a rank that was to send something.
             for rank, code in self._ended.items():
                 if (code or 0) > 0:
-                    self._show(rank)
+                    self._show_output(rank)
         if self._request.rank != "all":
             return RankAnswers(world=world, answers=found)
-        stages = tuple(self._stages())
+        stages = tuple(self._find_stages())
         alike = dict(_match_ranks(found, stages, world))
         return RankAnswers(world=world, answers=found, stages=stages, alike=alike)
 
-    def _stages(self) -> list[tuple[int, ...]]:
-        """Return the ranks that pass messages on from the first, each with its like.
+    def _find_stages(self) -> list[tuple[int, ...]]:
+        """Return pipeline stages: ranks at the same place of parallel groups; none: empty.
 
         They are at the same place of other groups that were made together with the first's.
         """
         tied, groups = {0}, tuple[tuple[int, ...], ...]()
-        while more := {peer for rank in tied for peer in self._ties(rank).peers} - tied:
+        while more := {peer for rank in tied for peer in self._read_ties(rank).peers} - tied:
             tied |= more
         if len(tied) == 1:
             return []
-        groups = self._ties(0).groups
+        groups = self._read_ties(0).groups
         around = [group for group in groups if tied <= set(group)]
         stages = min(around, key=len, default=tuple(sorted(tied)))
         if set(stages) != tied:
             return [(rank,) for rank in stages if rank in tied]
-        return list(zip(*_family(stages, groups), strict=True))
+        return list(zip(*_find_parallel_groups(stages, groups), strict=True))
 
-    def _show(self, rank: int) -> None:
-        """Show the end of what a rank printed; the first that was asked for showed it itself."""
+    def _show_output(self, rank: int) -> None:
+        """Print the end of a rank's output; the first requested rank printed its own."""
         with contextlib.suppress(OSError):
             text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
             show(f"rank {rank}: {text}\n")
@@ -274,7 +275,7 @@ class Ranks:
 def _match_ranks(
     found: dict[int, Answer], stages: tuple[tuple[int, ...], ...], world: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield a rank that was run with the ranks that do the same and were not run.
+    """Yield pairs: a rank that was run, and the ranks that do the same and were not run.
 
     Without messages each does the same on its share: the first and the last take as much.
     """
@@ -288,7 +289,7 @@ def _match_ranks(
 
 
 def _peaks(answer: Answer) -> tuple[int, ...]:
-    """Return the most bytes that a process had on each of its GPUs."""
+    """Return the peak bytes of a process on each of its GPUs."""
     traces = map(unpack, answer.traces.values())
     return tuple(
         max(accumulate(changes(one.events, [each.bytes for each in one.storages])), default=0)
@@ -296,8 +297,10 @@ def _peaks(answer: Answer) -> tuple[int, ...]:
     )
 
 
-def _family(stages: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
-    """Return a group and those beside it that share no rank with it or each other.
+def _find_parallel_groups(
+    stages: tuple[int, ...], groups: tuple[tuple[int, ...], ...]
+) -> list[tuple[int, ...]]:
+    """Return a group and the groups made next to it, of equal size and without a common rank.
 
     Scripts make the groups of a kind one after the other, until each rank is in one.
     """

@@ -27,7 +27,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def typed(self) -> str:
-        """The command as a line of a shell, which begins with its variables."""
+        """The command as a shell's line, which begins with its variables."""
         own = {k: v for k, v in self.variables.items() if not k.startswith("MEMCALC_")}
         return shlex.join([*(f"{name}={value}" for name, value in own.items()), *self.words])
 
@@ -107,7 +107,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def one_of_many(self) -> bool:
-        """True if its processes are run by rank, or looked for."""
+        """True if the program is run as one of several ranks, or to find out how many."""
         return self.rank is not None or (self.world or 1) > 1
 
 
@@ -153,5 +153,5 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that hold the rank."""
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables of the process of this rank."""
+        """Return the variables that the program sets for its process of this rank."""
         return {**self.variables, **dict.fromkeys(self.numbers, str(rank))}

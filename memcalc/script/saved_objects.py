@@ -32,7 +32,7 @@ class SavedObject:
         self._parts: tuple[list[Any], Any] | None = None
         """Parts of a value that pickle does not take, and how they make it up."""
         pickler = pickle.Pickler(self._pickled, protocol=2)
-        pickler.persistent_id = self._keep  # type: ignore[method-assign]
+        pickler.persistent_id = self._copy_storage  # type: ignore[method-assign]
         try:
             with warnings.catch_warnings():
                 # Of typed storages, which tensors are pickled with.
@@ -47,7 +47,8 @@ class SavedObject:
                 parts = [SavedObject(part) for part in parts]
             self._parts = parts, structure
 
-    def _keep(self, value: Any) -> Any:
+    def _copy_storage(self, value: Any) -> Any:
+        """Replace a storage in the pickle by its key, and keep one copy of it on the host."""
         typed = isinstance(value, torch.storage.TypedStorage)
         if not typed and not isinstance(value, torch.UntypedStorage):
             return None
@@ -67,14 +68,14 @@ class SavedObject:
         return held + self._pickled.getbuffer().nbytes + _OVERHEAD
 
     def load(self, location: Any) -> Any:
-        """Make the object again, with its tensors where ``map_location`` wants them."""
+        """Unpickle the object again, with its tensors where ``map_location`` wants them."""
         if self._parts is not None:
             parts, structure = self._parts
             loaded = (p.load(location) if isinstance(p, SavedObject) else p for p in parts)
             return tree_unflatten(list(loaded), structure)
         placed: dict[Any, Any] = {}
 
-        def find(saved: Any) -> Any:
+        def load_storage(saved: Any) -> Any:
             key, dtype = saved
             if key not in placed:
                 placed[key] = _place(self._storages[key], key[0], location)
@@ -85,12 +86,12 @@ class SavedObject:
 
         self._pickled.seek(0)
         unpickler = pickle.Unpickler(self._pickled)
-        unpickler.persistent_load = find  # type: ignore[method-assign]
+        unpickler.persistent_load = load_storage  # type: ignore[method-assign]
         return unpickler.load()
 
 
 def _place(storage: torch.UntypedStorage, was: str, wanted: Any) -> Any:
-    """Put a storage where ``map_location`` wants it, by the rules of ``torch.load``."""
+    """Move a storage to the device that ``map_location`` names, by the rules of ``torch.load``."""
     if callable(wanted):
         found = wanted(storage, was)
         return default_restore_location(storage, was) if found is None else found

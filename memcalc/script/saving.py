@@ -37,14 +37,14 @@ class UnwrittenFiles:
         """Checkpoints may be saved by threads."""
 
     def install(self, patches: Patches) -> None:
-        """Copy marks without the room behind them, and move files as on one file system."""
+        """Patch shutil and os to copy and move the marks of checkpoints."""
         patches.also(self._close)
         patches.wrap(shutil, "copyfile", self._copy)
         for name in ("rename", "replace"):
             patches.wrap(os, name, self._rename)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
-        """Keep the object saved to a path or open file, in place of ``size`` bytes."""
+        """Keep a saved object in memory, and write a mark to its path or open file."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._kept[number] = content
@@ -55,7 +55,7 @@ class UnwrittenFiles:
                 file.write(marks.mark(number))
 
     def get(self, file: Any, missing: Any = None) -> Any:
-        """Return the object saved to a file, or ``missing``."""
+        """Return the object that was saved to a path or open file, or ``missing``."""
         is_path = isinstance(file, str | os.PathLike)
         number = (marks.read_number if is_path else marks.number_in)(file)
         if number is None and is_path:
@@ -63,8 +63,9 @@ class UnwrittenFiles:
         return missing if number is None else self._kept.get(number, missing)
 
     def _mark(self, path: Any, number: int, size: int) -> None:
+        """Write a checkpoint's mark to a path; the file has the full size but takes no space."""
         if not is_inside():
-            if _is_old(path):
+            if _has_no_mark(path):
                 before = self._over.get(key := _identity(path), number)
                 self._over[key] = number
                 if before != number and before not in self._places:
@@ -81,6 +82,7 @@ class UnwrittenFiles:
         self._places.setdefault(number, []).append((held, os.fstat(held)))
 
     def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
+        """Replace ``shutil.copyfile``: of a file with a mark, copy only the mark."""
         number = marks.read_number(source)
         if number is None or os.path.isdir(target):
             return original(source, target, **kwargs)
@@ -89,8 +91,9 @@ class UnwrittenFiles:
         return target
 
     def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
+        """Replace ``os.rename``: keep marks, and never write one over a file from before."""
         number = None if kwargs or is_inside() else marks.read_number(source)
-        if number is not None and _is_old(target):
+        if number is not None and _has_no_mark(target):
             self._mark(target, number, 0)
             os.unlink(source)
             return
@@ -102,17 +105,19 @@ class UnwrittenFiles:
                     marks.note_mark(path)
 
     def _forget_files(self) -> None:
+        """Drop saved objects whose files were all deleted or overwritten."""
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
-                self._close_places(number)
+                self._close_files(number)
                 if number not in self._over.values():
                     del self._kept[number]
 
     def _close(self) -> None:
+        """Close the descriptors of all files with a mark."""
         for number in list(self._places):
-            self._close_places(number)
+            self._close_files(number)
 
-    def _close_places(self, number: int) -> None:
+    def _close_files(self, number: int) -> None:
         for descriptor, before in self._places.pop(number):
             if _is_same(descriptor, before):
                 os.close(descriptor)
@@ -127,12 +132,12 @@ def _identity(path: Any) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_old(path: Any) -> bool:
+def _has_no_mark(path: Any) -> bool:
     return os.path.isfile(path) and marks.read_number(path) is None
 
 
 def _is_same(descriptor: int, before: os.stat_result) -> bool:
-    """Return False if the script has closed the descriptor, and got its number for another file."""
+    """Return False if the script has closed the descriptor, or its number is another file's now."""
     try:
         return os.path.samestat(os.fstat(descriptor), before)
     except OSError:
@@ -140,7 +145,7 @@ def _is_same(descriptor: int, before: os.stat_result) -> bool:
 
 
 def _is_gone(number: int, descriptor: int, before: os.stat_result) -> bool:
-    """Return True if a file was deleted, or other things were written to it."""
+    """Return True if a checkpoint's file was deleted or overwritten."""
     if not _is_same(descriptor, before):
         return False
     is_deleted = not os.fstat(descriptor).st_nlink
@@ -148,7 +153,7 @@ def _is_gone(number: int, descriptor: int, before: os.stat_result) -> bool:
 
 
 def _move(original: Any, source: Any, target: Any, **kwargs: Any) -> None:
-    """Move as ``os.rename`` does, also between overlays, and folders from before the run."""
+    """Rename a path as ``os.rename`` does; copy and delete it between overlays."""
     try:
         (original if kwargs else _rename)(source, target, **kwargs)
     except OSError as error:
@@ -165,7 +170,7 @@ def _move(original: Any, source: Any, target: Any, **kwargs: Any) -> None:
 
 
 def install(patches: Patches) -> UnwrittenFiles:
-    """Keep checkpoints in place of writing them, and say so; returns the files."""
+    """Patch torch.save, torch.load and safetensors to keep checkpoints in memory, not on disk."""
     files = UnwrittenFiles()
     files.install(patches)
     checkpoints = _Checkpoints(files, patches)
@@ -177,7 +182,7 @@ def install(patches: Patches) -> UnwrittenFiles:
 
 
 class _Checkpoints:
-    """Functions in place of those that save and load."""
+    """Replacements of the functions that save and load."""
 
     def __init__(self, files: UnwrittenFiles, patches: Patches) -> None:
         self._files = files
@@ -199,7 +204,7 @@ class _Checkpoints:
         return original(f, map_location, *args, **kwargs)
 
     def replace_saving(self, module: Any) -> None:
-        """Keep what ``safetensors.torch`` saves."""
+        """Patch ``safetensors.torch.save_file`` to keep tensors in memory."""
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
             kept = {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
@@ -208,7 +213,7 @@ class _Checkpoints:
         self._patches.set_everywhere(module, "save_file", save_file)
 
     def replace_opening(self, module: Any) -> None:
-        """Find what ``safetensors`` opens, and has not written."""
+        """Patch ``safetensors.safe_open`` to open files that this run saved."""
         real = module.safe_open
 
         def safe_open(

@@ -33,7 +33,7 @@ from memcalc.script.serving import find_server, simulate_server
 def simulate(
     plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
 ) -> Simulated:
-    """Run the program of a plan; its output goes to standard error.
+    """Run a plan's program on a simulated GPU; its output goes to standard error.
 
     A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
     program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
@@ -66,7 +66,7 @@ def simulate(
         left = timeout - (time.monotonic() - began)
         return _simulate_next(becomes, plan, run.opened, quiet=quiet, timeout=left)
     room = card_memory(gpu).room if gpu is not None else None
-    each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
+    each = {rank: _rerun_without_limit(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()
         each[rank] = both_ways(
@@ -88,7 +88,7 @@ def simulate(
 def _simulate_next(
     command: Command, plan: Plan, opened: Opened, *, quiet: bool, timeout: float
 ) -> Simulated:
-    """Run the command that took a program's place; the answer is the program's.
+    """Simulate the command that replaced a program (exec); return it as the program's answer.
 
     Raises:
         EstimateError: it is the same command without end.
@@ -109,7 +109,7 @@ def _simulate_next(
 
 
 def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseException | None]:
-    """Call a pickled function over the stub driver; returns what it took, and what it raised.
+    """Call a pickled function on a simulated GPU; return its trace and the error it raised.
 
     Raises:
         EstimateError: the process died, or there is no PyTorch with CUDA.
@@ -123,8 +123,8 @@ def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseEx
     return traced, run.raised
 
 
-def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
-    """Run once more without a limit where memory ran out, and add what the end tells."""
+def _rerun_without_limit(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run a rank again without a limit if memory ran out; add growth and refused request."""
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.ranks(limited=False, again=True, rank=rank).found[rank]

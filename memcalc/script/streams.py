@@ -5,7 +5,7 @@ import sys
 
 
 def stderr_or_nothing(*, quiet: bool = False) -> int:
-    """Return standard error for what a program prints, or nowhere: it is closed, or no file."""
+    """Return the descriptor of standard error, or DEVNULL if quiet or if it is closed."""
     try:
         return subprocess.DEVNULL if quiet else sys.stderr.fileno()
     except (ValueError, OSError, AttributeError):

@@ -37,7 +37,7 @@ from memcalc.script.records import FOUND, Found, Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
-    """Keep checkpoints in memory, and run the first of processes that the script starts here.
+    """Patch what a user's program does outside the GPU: files, processes, trackers, packages.
 
     Returns:
         The other Python programs that it starts; they are added as it does.
@@ -47,7 +47,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     others = python_commands(patches)
     ChildDeaths().install(patches)
 
-    def started(of: str, *numbers: str) -> Callable[..., None]:
+    def make_start_handler(of: str, *numbers: str) -> Callable[..., None]:
         def tell(count: int, **variables: str) -> None:
             if request.scouts:
                 found = Found(world=count, variables=variables, numbers=numbers)
@@ -56,18 +56,18 @@ def program(request: Request, session: Session) -> Iterable[str]:
             if request.rank is None:
                 say(f"the first of {count} {of} runs", source_lines.find_line())
             if count > 1 and request.rank is None:
-                _count_gpus(patches, count)
+                _report_gpus(patches, count)
                 session.be_one_of_many()
 
         return tell
 
-    run_spawned(patches, started("spawned processes"), int(request.rank or 0))
+    run_spawned(patches, make_start_handler("spawned processes"), int(request.rank or 0))
     if request.launch is not None:
-        _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        _report_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif (request.world or 1) > 1:
-        _count_gpus(patches, request.world or 1)
+        _report_gpus(patches, request.world or 1)
     elif request.gpus > 1:
-        told = started("processes that Lightning starts", "LOCAL_RANK")
+        told = make_start_handler("processes that Lightning starts", "LOCAL_RANK")
         follow_lightning(patches, request.gpus, told)
     library_checks.install(patches, session.values)
     if not request.weights:
@@ -87,8 +87,8 @@ def program(request: Request, session: Session) -> Iterable[str]:
     return others
 
 
-def _count_gpus(patches: Patches, count: int) -> None:
-    """Let the machine have a GPU for each of its processes; this one has the first."""
+def _report_gpus(patches: Patches, count: int) -> None:
+    """Patch torch.cuda to report ``count`` GPUs, of which this process uses the first."""
     if count <= torch.cuda.device_count():
         return
     first_gpu = torch.cuda.get_device_properties(0)
@@ -99,11 +99,11 @@ def _count_gpus(patches: Patches, count: int) -> None:
     ):
         patches.set(owner, name, lambda *_, value=value, **__: value)
 
-    def states() -> list[torch.Tensor]:
+    def get_states() -> list[torch.Tensor]:
         return [torch.cuda.get_rng_state(0) for _ in range(count)]
 
     for module in (torch.cuda, torch.cuda.random):
-        patches.set(module, "get_rng_state_all", states)
+        patches.set(module, "get_rng_state_all", get_states)
 
 
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
@@ -127,17 +127,17 @@ class _NoWriter:
 
 
 def _turn_trackers_off(patches: Patches) -> None:
-    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; said where they are used."""
+    """Disable experiment trackers such as W&B, unless ``MEMCALC_TRACKERS`` is set."""
     if os.environ.get(_KEEP_TRACKERS):
         return
     for name, value in _OFF.items():
         patches.environment(name, value)
 
-    def tensorboard(module: ModuleType) -> None:
+    def disable_tensorboard(module: ModuleType) -> None:
         patches.set(module, "FileWriter", _NoWriter)
         patches.say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
 
-    patches.when_imported("torch.utils.tensorboard.writer", tensorboard)
+    patches.when_imported("torch.utils.tensorboard.writer", disable_tensorboard)
 
 
 _FABRIC = ("lightning.fabric", "lightning_fabric")
@@ -170,7 +170,7 @@ class _Ended:
 
 
 def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> None:
-    """Run one process of ``torch.multiprocessing.spawn`` here; ``started`` gets their number."""
+    """Patch torch.multiprocessing.spawn to run one process here; ``started`` gets their number."""
 
     def start(
         original: Any,
@@ -191,13 +191,13 @@ def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> 
 
 
 def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) -> None:
-    """Let Lightning start one process for each of these GPUs, of which one runs here.
+    """Patch Lightning to see this number of GPUs, and to start no further processes.
 
     ``started`` gets their number before the first runs.
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
     """
 
-    def launches(module: ModuleType) -> None:
+    def patch_launcher(module: ModuleType) -> None:
         def call(original: Any, launcher: Any) -> None:
             original(launcher)
             names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE")
@@ -212,14 +212,14 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
         accelerators = f"{package}.accelerators.cuda"
         patches.wrap_later(accelerators, "num_cuda_devices", lambda *_, **__: gpus)
     for package in (*_FABRIC, *_TRAINER):
-        patches.when_imported(f"{package}.{_LAUNCHER}", launches)
+        patches.when_imported(f"{package}.{_LAUNCHER}", patch_launcher)
 
 
 def python_commands(patches: Patches) -> dict[str, None]:
-    """Return the commands of Python programs that subprocess will start, each once."""
+    """Return the Python commands that subprocess starts; the dict fills as they start."""
     found: dict[str, None] = {}
 
-    def note(args: Any) -> None:
+    def note_commands(args: Any) -> None:
         if isinstance(args, list | tuple):
             words = [os.fsdecode(one) for one in args if isinstance(one, str | bytes | os.PathLike)]
             args = shlex.join(words)
@@ -230,11 +230,11 @@ def python_commands(patches: Patches) -> dict[str, None]:
                 found[named] = None
 
     def popen(original: Any, process: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
-        note(args)
+        note_commands(args)
         return original(process, args, *others, **kwargs)
 
     def system(original: Any, command: Any) -> Any:
-        note(command)
+        note_commands(command)
         return original(command)
 
     patches.wrap(subprocess.Popen, "__init__", popen)

@@ -22,7 +22,7 @@ _OF_CODES = ("kyutai_speech_to_text",)
 
 
 class Recordings:
-    """Makes the recordings of one model's batches; ``names``: arguments of its forward."""
+    """Makes the audio tensors of one model's batches; ``names``: arguments of its forward."""
 
     def __init__(self, model: torch.nn.Module, names: frozenset[str]) -> None:
         self._model = model
@@ -43,7 +43,7 @@ class Recordings:
         """How many such tokens each sample has, before the tokens of its text."""
 
     def _find_extractor(self) -> Sound | None:
-        """Return what the model's feature extractor makes, if the forward takes it."""
+        """Return the tensors the model's feature extractor makes, or None if forward takes none."""
         for part in (self._config, self._encoder):
             found = audio.find_recording(str(getattr(part, "model_type", "")))
             inputs = found.inputs.items() if found is not None else ()
@@ -52,14 +52,14 @@ class Recordings:
         return None
 
     def make(self, batch: Any, seq: Any, device: Any) -> dict[str, torch.Tensor]:
-        """Make the recordings of a batch, in the dtype of the weights: models convolve them."""
+        """Make the audio tensors of a batch, in the dtype of the model's weights."""
         weights = (p.dtype for p in self._model.parameters() if p.is_floating_point())
         like = {"dtype": next(weights, torch.float32), "device": device}
         if self.follows:
             frames = seq * int(getattr(self._config, _PER_TOKEN))
-            return {"input_features": torch.zeros(batch, self._count_bins(80), frames, **like)}
+            return {"input_features": torch.zeros(batch, self._find_bin_count(80), frames, **like)}
         if self._known is None:
-            return self._guess(batch, like)
+            return self._guess_tensors(batch, like)
         # Processors rename the extractor's mask where the text has one.
         renamed = {"attention_mask": "input_features_mask"} if "input_ids" in self._names else {}
         inputs = {renamed.get(name, name): one for name, one in self._known.inputs.items()}
@@ -72,7 +72,7 @@ class Recordings:
     def _make_tensor(self, one: AudioTensor, batch: Any, like: dict[str, Any]) -> torch.Tensor:
         shape, kind = list(one.shape), getattr(torch, one.dtype)
         if one.bins is not None:
-            shape[one.bins] = self._count_bins(shape[one.bins])
+            shape[one.bins] = self._find_bin_count(shape[one.bins])
         positions = getattr(self._encoder, "max_source_positions", None)
         if one.window is not None and positions is not None:
             shape[one.window] = 2 * int(positions)
@@ -84,12 +84,12 @@ class Recordings:
         mask[:, -1:].zero_()
         return mask.to(like["device"])
 
-    def _count_bins(self, otherwise: int) -> int:
+    def _find_bin_count(self, otherwise: int) -> int:
         named = (getattr(self._encoder, name, None) for name in _BINS)
         return next((int(number) for number in named if number is not None), otherwise)
 
-    def _guess(self, batch: Any, like: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Make samples, or frames of bins, for an extractor that could not be run.
+    def _guess_tensors(self, batch: Any, like: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Make raw samples or spectrogram frames for a model without a known feature extractor.
 
         (B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
         """
@@ -97,10 +97,10 @@ class Recordings:
             return {"input_values": torch.zeros(batch, 16000 * SECONDS, **like)}
         positions = getattr(self._encoder, "max_source_positions", None)
         if positions is not None:
-            shape = batch, self._count_bins(80), 2 * int(positions)
+            shape = batch, self._find_bin_count(80), 2 * int(positions)
             return {"input_features": torch.zeros(shape, **like)}
         frames = 100 * SECONDS
-        bins = self._count_bins(int(getattr(self._encoder, "d_model", None) or 80))
+        bins = self._find_bin_count(int(getattr(self._encoder, "d_model", None) or 80))
         found = {"input_features": torch.zeros(batch, frames, bins, **like)}
         if "attention_mask" in self._names and "input_ids" not in self._names:
             mask = torch.ones(batch, frames, dtype=torch.long, device=like["device"])
@@ -110,13 +110,13 @@ class Recordings:
 
 
 def codebooks(config: Any) -> int | None:
-    """Return the number of codes per token of the model, or None if a token is one number."""
+    """Return how many codebooks a token of the model has, or None if a token is one number."""
     kind = str(getattr(config, "model_type", ""))
     return 1 + int(config.num_codebooks) if kind in _OF_CODES else None
 
 
 def make_codes(config: Any, batch: Any, device: Any) -> dict[str, torch.Tensor] | None:
-    """Make the decoder's inputs and labels of a model that speaks, or None for other models.
+    """Make the decoder inputs and labels of a speech-generating model; None for another.
 
     A codec has made codes of the recording, in several channels, each channel later than the one
     before. Their beginning and their end are codes as well, and each code predicts the next.

@@ -10,7 +10,7 @@ from memcalc.records.names import DTYPES
 
 
 def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
-    """Return the modules that transformers does not split (``_no_split_modules``), in order.
+    """Return the model's repeated blocks (``_no_split_modules``, else its layer lists), in order.
 
     If it names none, they are the members of the model's lists of like modules. ``classes``: names
     of classes to return instead, with commas between them.
@@ -28,7 +28,7 @@ def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
     for module in model.modules():
         names |= set(() if classes else getattr(module, "_no_split_modules", None) or ())
     found = [module for module in model.modules() if type(module).__name__ in names]
-    found = found or [layer for layers in _lists(model) for layer in layers]
+    found = found or [layer for layers in _find_layer_lists(model) for layer in layers]
     inner = {child for block in found for child in block.modules() if child is not block}
     found = [block for block in found if block not in inner]
     if not found:
@@ -40,7 +40,7 @@ def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
     return found
 
 
-def _lists(model: torch.nn.Module) -> Iterator[torch.nn.ModuleList]:
+def _find_layer_lists(model: torch.nn.Module) -> Iterator[torch.nn.ModuleList]:
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) > 1:
             alike = len({type(layer) for layer in module}) == 1
@@ -53,7 +53,7 @@ def to_empty(
     device: Any,
     filler: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]],
 ) -> None:
-    """Give a model on the meta device memory, tied tensors once, and its values."""
+    """Allocate a meta-device model's memory on a device, tie its weights and fill in values."""
     fill = filler(model)
     model.to_empty(device=device)
     tie = getattr(model, "tie_weights", None)
@@ -64,7 +64,7 @@ def to_empty(
 
 
 def parse_dtype(name: Any) -> torch.dtype | None:
-    """Return a dtype by its name, such as ``bfloat16`` or ``bf16``, or None for ``none``.
+    """Return the dtype of a name such as ``bfloat16`` or ``bf16``; None for ``none``.
 
     Raises:
         UsageError: there is no such floating-point dtype.

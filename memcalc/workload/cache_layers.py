@@ -19,12 +19,12 @@ _INDEXED = ("index_head_dim", "index_topk")
 
 
 def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
-    """Return the attention window of each layer of a decoder, in tokens, or None without one.
+    """Return each decoder layer's sliding attention window in tokens, None for full attention.
 
     Raises:
         UsageError: a layer keeps its tokens in another way.
     """
-    config = _decoder(model)
+    config = _decoder_config(model)
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -39,7 +39,7 @@ def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
 
 
 def latent(model: torch.nn.Module) -> int | None:
-    """Return the size of a layer's latent in place of keys and values (MLA), or None without MLA.
+    """Return the elements of a layer's MLA latent per token, or None for a model without MLA.
 
     transformers keeps the keys and values themselves; engines keep the latent and the part of the
     key that holds positions.
@@ -47,7 +47,7 @@ def latent(model: torch.nn.Module) -> int | None:
     Raises:
         UsageError: the model keeps more than that.
     """
-    config = _decoder(model)
+    config = _decoder_config(model)
     rank = getattr(config, "kv_lora_rank", None)
     if rank is None:
         return None
@@ -59,7 +59,7 @@ def latent(model: torch.nn.Module) -> int | None:
     return int(rank) + int(config.qk_rope_head_dim)
 
 
-def _decoder(model: torch.nn.Module) -> Any:
+def _decoder_config(model: torch.nn.Module) -> Any:
     config: Any = model.config
     if config.is_encoder_decoder:
         raise UsageError(
@@ -77,7 +77,7 @@ _PACKAGES = {
 
 
 def check(cache: str) -> None:
-    """Check that a cache's package is installed.
+    """Raise UsageError if the package that a KV cache type needs is not installed.
 
     Raises:
         UsageError: it is not installed.

@@ -25,7 +25,7 @@ _CHANGE_NOTHING = {"_to_copy", "detach", "alias", "view", "_unsafe_view"}
 
 
 def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
-    """Replace the forward of a model of transformers by one that computes its loss in pieces.
+    """Replace a causal language model's forward by one that computes its loss in chunks.
 
     Raises:
         UsageError: not a causal language model, or one that does more to its logits than the
@@ -53,32 +53,34 @@ def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
             # Whoever evaluates reads the logits.
             return whole(self, *args, labels=labels, **kwargs)
         hidden = self.base_model(*args, **kwargs).last_hidden_state
-        return {"loss": _loss(self.get_output_embeddings(), hidden, labels, chunks)}
+        return {"loss": _chunked_loss(self.get_output_embeddings(), hidden, labels, chunks)}
 
     # A method, so that a copy of the model runs its own layers.
     model.forward = types.MethodType(forward, model)
 
 
-def _loss(
+def _chunked_loss(
     head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tensor, chunks: int
 ) -> torch.Tensor:
-    """Compute mean cross-entropy; hidden (B, S, H), labels (B, S), each token predicts the next."""
+    """Compute the next-token cross-entropy in chunks; hidden (B, S, H), labels (B, S)."""
     targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].reshape(-1)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # Hidden states are a DTensor where tokens are divided over GPUs; what the head returns is none.
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for piece, wanted in zip(rows.chunk(chunks), targets.chunk(chunks), strict=True):
-        total = total + checkpoint(_piece, head, piece, wanted, use_reentrant=False)
+        total = total + checkpoint(_chunk_loss_sum, head, piece, wanted, use_reentrant=False)
     return total / (targets != IGNORED).sum()
 
 
-def _piece(head: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _chunk_loss_sum(
+    head: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     logits = head(rows).float()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
 def _returns_logits_of_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
-    """Return True if the logits are the head's product of the last hidden states, by a trial.
+    """Return True if a trial on meta shows that logits are the plain output head's product.
 
     The model runs on the meta device in bfloat16: operators for experts take no other dtype there.
     """

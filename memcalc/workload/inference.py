@@ -25,7 +25,7 @@ _SLIDING = ("sliding_attention", "chunked_attention")
 
 
 def run(program: Program, *, device: str, between: long_decode.Between | None = None) -> None:
-    """Run a program's model; it is on the device already.
+    """Run a program's model without training: one forward pass, or ``generate``.
 
     Passes in the middle of a long generation only grow the cache: ``between`` is called with
     ``True`` before the first and ``False`` after the last of them.
@@ -45,6 +45,7 @@ def run(program: Program, *, device: str, between: long_decode.Between | None = 
 def _generate(
     model: Any, prompts: Callable[[], Batch], plan: Plan, between: long_decode.Between | None
 ) -> None:
+    """Run transformers' ``generate`` for exactly ``plan.generate`` tokens."""
     tokens = plan.generate
     assert tokens is not None
     config = model.generation_config
@@ -57,7 +58,7 @@ def _generate(
         # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
         **({"do_sample": True, "top_k": 0} if plan.engine is not None else {"do_sample": False}),
         "num_beams": plan.beams,
-        **_cache_options(plan.cache),
+        **_name_cache_options(plan.cache),
     }
     if hasattr(config, "disable_compile"):
         # A compiled decode step would keep CUDA graphs; transformers before 4.51 compiles none.
@@ -79,7 +80,7 @@ def _generate(
         ) from error
 
 
-def _cache_options(cache: str) -> dict[str, Any]:
+def _name_cache_options(cache: str) -> dict[str, Any]:
     name, _, kind = cache.partition("-")
     if name not in _KINDS:
         return {}
@@ -89,7 +90,7 @@ def _cache_options(cache: str) -> dict[str, Any]:
 
 
 def check(model: torch.nn.Module, plan: Plan) -> None:
-    """Check that a model can generate as the plan asks.
+    """Raise UsageError if a model cannot generate, or not with the plan's KV cache.
 
     Raises:
         UsageError: it generates nothing, or has no such cache.
@@ -99,7 +100,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
     name = type(model).__name__
     able = getattr(model, "can_generate", None)
     if able is None or not able():
-        _refuse_images(model)
+        _refuse_image_to_text(model)
         raise UsageError(
             f"{name} generates no tokens: --inference instead of --generate is one forward pass."
         )
@@ -112,7 +113,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
     cache_layers.check(plan.cache)
 
 
-def _refuse_images(model: torch.nn.Module) -> None:
+def _refuse_image_to_text(model: torch.nn.Module) -> None:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN,
     )
@@ -146,7 +147,7 @@ def _check_offloading(model: Any, plan: Plan) -> None:
 
 
 def _has_windows(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Return True if any, or all, of a model's layers have a window."""
+    """Return True if any (or all) of a model's layers have sliding-window attention."""
     config = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None)
     if types is not None:
@@ -155,14 +156,14 @@ def _has_windows(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> b
 
 
 def find_caches(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of caches in a model's arguments or outputs."""
+    """Yield the tensors of KV caches in a model's keyword arguments or outputs."""
     seen: set[int] = set()
     for name in _CACHES:
-        yield from _tensors(held.get(name), seen)
+        yield from _walk_tensors(held.get(name), seen)
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Yield tensors in an object and its attributes, at any depth, but not in modules."""
+def _walk_tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yield all tensors in a cache object, at any depth of attributes, without modules."""
     if value is None or id(value) in seen:
         return
     seen.add(id(value))
@@ -178,4 +179,4 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     elif type(value).__module__.startswith("transformers"):
         parts = vars(value).values()
     for part in parts:
-        yield from _tensors(part, seen)
+        yield from _walk_tensors(part, seen)

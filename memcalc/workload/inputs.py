@@ -33,7 +33,7 @@ class Use(Enum):
 
 
 class Inputs:
-    """Makes the batches of one model; ``seq`` is the number of tokens per sample."""
+    """Makes the synthetic batches of one model; ``seq`` is the number of tokens per sample."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Inputs:
         self.seq = self.lengths.exact or seq or self.lengths.default
 
     def make_room(self, tokens: int) -> None:
-        """Check that the model takes its prompt and some tokens more.
+        """Raise SettingError if prompt and generated tokens exceed the model's positions.
 
         Raises:
             SettingError: its positions end before.
@@ -98,12 +98,12 @@ class Inputs:
             )
 
     def resize(self, batch: int, seq: int | None) -> Inputs:
-        """Return inputs for batches of another size."""
+        """Return inputs of the same model with another batch size and sequence length."""
         settings = {"padding": self.padding, "use": self.use, "images": self.images}
         return Inputs(self.model, self.task, batch=batch, seq=seq, **settings)  # type: ignore[arg-type]
 
     def make(self, device: Any) -> Batch:
-        """Make a batch on the device, filled with valid values where they matter."""
+        """Make a batch of tensors on a device, as keyword arguments of the model's forward."""
         batch: Batch = {} if self.text_only else self._make_media(device)
         if self.has_tokens:
             batch["input_ids"] = self._make_tokens(device)
@@ -125,7 +125,7 @@ class Inputs:
 
     @property
     def goes_by_tokens(self) -> bool:
-        """True if batches of fewer tokens per sample are smaller."""
+        """True if a shorter sequence length makes the batch's tensors smaller."""
         if self.has_tokens:
             return True
         sizes = [
@@ -136,19 +136,19 @@ class Inputs:
 
     @property
     def has_audio(self) -> bool:
-        """True if recordings are in its batches."""
+        """True if batches contain audio."""
         alone = "input_ids" not in self.names or self.recordings.tokens > 0
         given = "input_features" in self.names or ("input_values" in self.names and alone)
         return given and not self.text_only
 
     @property
     def has_images(self) -> bool:
-        """True if images are in its batches."""
+        """True if batches contain images."""
         return "pixel_values" in self.names and not self.text_only
 
     @property
     def whole(self) -> Any:
-        """The tokens of a sample, with those that the model replaces by sound."""
+        """The tokens of a sample, placeholders for audio included."""
         return self.seq if self.text_only else self.recordings.tokens + self.seq
 
     @property
@@ -156,7 +156,7 @@ class Inputs:
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
     def _make_tokens(self, device: Any) -> torch.Tensor:
-        """Make (B, S), or (B, S, codebooks), with the tokens that the model replaces by sound."""
+        """Make ``input_ids``: (B, S), or (B, S, codebooks), with the placeholders for audio."""
         places, codebooks = self.whole - self.seq, audio.codebooks(self.config)
         if codebooks is not None:
             return self._ones(device, self.seq, codebooks)
@@ -200,6 +200,7 @@ class Inputs:
         return mask
 
     def _make_media(self, device: Any) -> Batch:
+        """Make the images or audio of a batch; empty if the model takes none."""
         if self.has_audio:
             return self.recordings.make(self.batch, self.seq, device)
         if not self.has_images:
@@ -235,7 +236,7 @@ _TOKENS_OR_SOUND = ("pop2piano",)
 
 
 def read_specs(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
-    """Return a function that makes the batches that a user described with ``inputs``."""
+    """Return a function that makes the batches described by the plan's ``inputs``."""
     parsed = [parse_input(spec) for spec in specs]
 
     def make(device: Any) -> Batch:
@@ -248,7 +249,7 @@ def read_specs(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
 
 
 def check(model: torch.nn.Module, batch: Batch) -> None:
-    """Refuse batches that the model's forward does not take.
+    """Raise UsageError if the model's forward does not accept a batch's names.
 
     Raises:
         UsageError: with Python's own words, and the arguments of the forward.
@@ -269,7 +270,7 @@ def check(model: torch.nn.Module, batch: Batch) -> None:
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside of adapters, or the model itself."""
+    """Return the base model inside peft's adapters, or the model itself."""
     base = getattr(model, "get_base_model", None)
     found: torch.nn.Module = model if base is None else base()
     return found

@@ -16,12 +16,12 @@ from memcalc.workload.tasks import Head
 
 
 def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] = ()) -> Inventory:
-    """List a model's tensors; parameters matching ``freeze`` are frozen in the model too.
+    """List a model's parameters and buffers; freeze those that match the patterns.
 
     Raises:
         UsageError: a pattern matches no parameter.
     """
-    owners = _owners(model)
+    owners = _find_owners(model)
     for pattern in freeze:
         matched = [p for key, p in model.named_parameters() if fnmatch.fnmatch(key, pattern)]
         if not matched:
@@ -31,21 +31,21 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     tensors: list[Parameter] = []
     for key, parameter in model.named_parameters():
         owner = owners[id(parameter)]
-        described = _describe(key, quantized.packed_values(parameter), owner, buffer=False)
+        described = _describe_tensor(key, quantized.packed_values(parameter), owner, buffer=False)
         original, trains = quantized.original_shape(parameter), parameter.requires_grad
         tensors.append(replace(described, original=original, trainable=trains))
         for part, constant in quantized.constants(parameter).items():
-            described = _describe(f"{key}.{part}", constant, owner, buffer=False)
+            described = _describe_tensor(f"{key}.{part}", constant, owner, buffer=False)
             tensors.append(replace(described, constant=True))
     tensors += [
-        _describe(key, buffer, owners[id(buffer)], buffer=True)
+        _describe_tensor(key, buffer, owners[id(buffer)], buffer=True)
         for key, buffer in model.named_buffers()
     ]
     return Inventory(model=name, task=task, head=type(model).__name__, tensors=tuple(tensors))
 
 
 def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventory:
-    """Return the inventory of a model that is built on the meta device for it.
+    """Build a model on the meta device and list its parameters and buffers.
 
     Raises:
         UsageError: the model cannot be built or adapted.
@@ -59,8 +59,8 @@ def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventor
         return take(model, source.name, head.name)
 
 
-def _owners(model: torch.nn.Module) -> dict[int, str]:
-    """Return the module class that owns each tensor; a tied tensor belongs to the embedding.
+def _find_owners(model: torch.nn.Module) -> dict[int, str]:
+    """Return the class name of the module that owns each tensor, by the tensor's id.
 
     Optimizers look for ``nn.Embedding``, also where a model has its own class: all embeddings
     have that name here, except bitsandbytes' ``StableEmbedding``, which asks for 32 bit.
@@ -77,7 +77,7 @@ def _owners(model: torch.nn.Module) -> dict[int, str]:
     return owners
 
 
-def _describe(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:
+def _describe_tensor(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:
     return Parameter(
         name=name,
         # DeepSpeed's third stage leaves nothing between uses, and says what there was.

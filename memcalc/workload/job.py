@@ -24,7 +24,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def scaler_class() -> Any:
-    """Return PyTorch's class of gradient scalers; before 2.3 it is the one of ``torch.cuda``."""
+    """Return PyTorch's GradScaler class, under its name of this release."""
     return getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
 
 
@@ -49,7 +49,7 @@ PRECISIONS = {
 
 @contextlib.contextmanager
 def forward_context(plan: Plan, device_type: str) -> Iterator[None]:
-    """Run a plan's forward under autocast, unless FSDP2 casts, and offload what backward needs."""
+    """Enter a plan's contexts for forward: autocast, activation offload."""
     dtype, casts = PRECISIONS[plan.precision].autocast, layouts.autocasts(plan)
     offload: Any = torch.autograd.graph.save_on_cpu(pin_memory=device_type == "cuda")
     with (
@@ -75,7 +75,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """The maker of the batches, or None if the user described them."""
 
     def resize(self, batch: int, seq: int | None) -> Program:
-        """Return the program on batches of another size.
+        """Return the program with another batch size and sequence length.
 
         Raises:
             UsageError: the model does not take such sequences, or its inputs are described.
@@ -96,7 +96,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_backward(self) -> bool:
-        """True if each parameter is updated inside backward."""
+        """True if each parameter is updated inside backward, as its gradient is made."""
         return self.plan.optim_in_backward or self.choice.row.in_backward
 
 
@@ -143,11 +143,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.eval or 0
 
     def evaluates(self, number: int) -> bool:
-        """Return True if this batch of an evaluation runs through the model."""
+        """Return True if the evaluation batch of this index really runs through the model."""
         return not self.simulated or number < 2 or number == self.eval_batches - 1
 
     def sync_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Make the context of a micro-batch: gradients are exchanged with a step's last one."""
+        """Return the context of a micro-batch; only a step's last one exchanges gradients."""
         quiet = self.layout.quiet
         each = dict(self.plan.parallel_args).get(layouts.NO_SYNC) is False
         if self.plan.grad_accum == 1 or quiet is None or each:
@@ -155,7 +155,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return quiet(self.model, last)
 
     def clip(self, norm: float) -> None:
-        """Scale gradients down to a norm."""
+        """Clip the gradients to this total norm, by the layout's own function if it has one."""
         if (clip := self.layout.clip) is not None:
             clip(self.model, norm)
         else:
@@ -163,7 +163,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wraps(self) -> bool:
-        """True if the loop's library wraps the model, as the layout leaves that to it."""
+        """True if accelerate or DeepSpeed wraps the model, not the layout."""
         wrapped = self.plan.loop != "plain" and self.layout.handed_over is not None
         return wrapped or self.layout.package == "deepspeed"
 
@@ -173,7 +173,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return (lambda wrapped: None) if check is None else check(self.model)
 
     def resume(self) -> None:
-        """Load the checkpoint of a run that resumes."""
+        """Load the optimizer's state of a checkpoint, in a run that resumes."""
         if self.restore is not None:
             self.restore()
 
@@ -190,7 +190,7 @@ def restore_attributes(model: torch.nn.Module) -> Iterator[None]:
 
 
 def find_loss(outputs: Any) -> torch.Tensor:
-    """Find the loss in a model's outputs, or make one from its first tensor.
+    """Return the loss in a model's outputs, or the mean of its first floating-point tensor.
 
     A model that returns no ``loss`` and no scalar is trained on the mean of its first
     floating-point output.
@@ -212,7 +212,7 @@ def _find_logits(outputs: Any) -> torch.Tensor:
 
 
 def _find_tensor(outputs: Any, but: str, use: str) -> torch.Tensor:
-    """Find the first floating-point tensor in outputs, except one of a name."""
+    """Return the first floating-point tensor in outputs that is not named ``but``."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     for name, value in outputs.items() if hasattr(outputs, "items") else enumerate(outputs):
@@ -222,7 +222,7 @@ def _find_tensor(outputs: Any, but: str, use: str) -> torch.Tensor:
 
 
 def allocate_like(value: Any) -> Any:
-    """Allocate tensors like the ones in a value, for a batch that does not run."""
+    """Return a structure of empty tensors like the ones in a value."""
     return tree_map_only(torch.Tensor, torch.empty_like, value)
 
 
@@ -253,7 +253,7 @@ class Script:
             self.outputs = None
 
     def evaluate(self) -> None:
-        """Append every batch's logits to a list."""
+        """Run the evaluation batches without gradients and collect their logits."""
         kept: list[torch.Tensor] = []
         self._model.eval()
         with torch.no_grad():

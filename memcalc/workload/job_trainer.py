@@ -57,30 +57,30 @@ class JobTrainer(Trainer):  # type: ignore[misc]
         self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Return the job's optimizer."""
+        """Return the job's optimizer in place of a new one."""
         self.optimizer = self._job.optimizer
         return self.optimizer
 
     def get_train_dataloader(self) -> Any:
-        """Return the job's batches."""
+        """Return the job's batches as a data loader."""
         if not _PREPARES:
-            self._preparation.enter_context(self._preparing())
+            self._preparation.enter_context(self._resume_when_prepared())
         count = self.args.max_steps * self._job.plan.grad_accum
         return _Loader(lambda _: self._job.batch(), count)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the job's batches to evaluate."""
+        """Return the job's evaluation batches as a data loader."""
         return _Loader(self._make_eval_batch, self._job.eval_batches)
 
     @contextlib.contextmanager
-    def _preparing(self) -> Iterator[None]:
+    def _resume_when_prepared(self) -> Iterator[None]:
         check = self._job.check_wrapped()
         yield
         check(self.model_wrapped)
         self._job.resume()
 
     def _prepare_for_training(self, *args: Any) -> Any:
-        with self._preparing():
+        with self._resume_when_prepared():
             return super()._prepare_for_training(*args)
 
     def _load_optimizer_and_scheduler(self, *args: Any) -> None:
@@ -88,13 +88,13 @@ class JobTrainer(Trainer):  # type: ignore[misc]
         self._preparation.close()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, and forget the batches."""
+        """Evaluate, then drop the last batch and outputs."""
         metrics = super().evaluate(*args, **kwargs)
         self._batch = self._predicted = None
         return metrics
 
     def _make_eval_batch(self, number: int) -> Any:
-        """Make a batch, or repeat the one before if it does not run."""
+        """Make an evaluation batch; return the previous one if it is not to run."""
         self._number = number
         if not self._job.simulated:
             return self._job.batch()
@@ -103,7 +103,7 @@ class JobTrainer(Trainer):  # type: ignore[misc]
         return self._batch
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a batch, or only make what it would leave behind if it does not run."""
+        """Run an evaluation batch, or return empty tensors like the previous results."""
         if not self._job.simulated:
             return super().prediction_step(*args, **kwargs)
         if self._job.evaluates(self._number):
@@ -129,7 +129,7 @@ class _EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def without_arrays(job: Job) -> Iterator[None]:
-    """Copy no numbers of a simulated evaluation to the host; what it kept is freed at its end."""
+    """Keep a simulated evaluation from copying results to host arrays, inside the block."""
     original = EvalLoopContainer.get_arrays
     if job.simulated:
         EvalLoopContainer.get_arrays = lambda container: None

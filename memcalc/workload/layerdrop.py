@@ -17,8 +17,8 @@ _NAME = re.compile("layer_?drop")
 
 
 def notes(model: torch.nn.Module) -> Iterator[str]:
-    """Yield a sentence for an answer if the model leaves layers out."""
-    shares = sorted({share for _, _, share in _places(model)})
+    """Yield a note if the model has LayerDrop, with its probabilities."""
+    shares = sorted({share for _, _, share in _find_layerdrops(model)})
     if shares:
         listed = ", ".join(f"{share:g}" for share in shares)
         yield f"no layer is dropped at random (layerdrop {listed})"
@@ -26,8 +26,8 @@ def notes(model: torch.nn.Module) -> Iterator[str]:
 
 @contextmanager
 def off(model: torch.nn.Module) -> Iterator[None]:
-    """Turn LayerDrop off inside the block, so that all layers run."""
-    places = list(_places(model))
+    """Set all LayerDrop probabilities to 0 inside the block."""
+    places = list(_find_layerdrops(model))
     for holder, name, _ in places:
         setattr(holder, name, 0.0)
     try:
@@ -37,8 +37,8 @@ def off(model: torch.nn.Module) -> Iterator[None]:
             setattr(holder, name, share)
 
 
-def _places(model: torch.nn.Module) -> Iterator[tuple[Any, str, float]]:
-    """Yield modules and configs with a share above zero, its name there, and the share."""
+def _find_layerdrops(model: torch.nn.Module) -> Iterator[tuple[Any, str, float]]:
+    """Yield the module or config, attribute name and value of each LayerDrop probability."""
     seen: set[int] = set()
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):

@@ -19,7 +19,7 @@ _HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @contextlib.contextmanager
 def fresh_state() -> Iterator[None]:
-    """Reset accelerate's state, which is global in a process, inside the block."""
+    """Reset accelerate's global state and environment variables around the block."""
     from accelerate.state import AcceleratorState, GradientState
 
     def forget() -> None:
@@ -41,12 +41,12 @@ def fresh_state() -> Iterator[None]:
 
 
 def sharding(job: Job) -> dict[str, Any] | None:
-    """Return arguments of accelerate's plugin for FSDP; None: the layout is another."""
+    """Return the arguments of accelerate's FSDP plugin, or None for another layout."""
     return fsdp.plugin(job.layout.name, job.options)
 
 
 def engine(job: Job) -> dict[str, Any] | None:
-    """Return DeepSpeed's settings as a file has them; None: the layout is not DeepSpeed's."""
+    """Return a job's DeepSpeed configuration, or None for another layout."""
     if job.layout.package != "deepspeed":
         return None
     return deepspeed.write(job.plan, job.max_grad_norm, getattr(job.model, "config", object()))

@@ -25,7 +25,7 @@ _TABLE = "MODEL_TYPE_TO_APPLY_LIGER_FN = {"
 
 
 def knows(architecture: str | None) -> bool:
-    """Return True if Liger is installed and its table, which is not run, has a type of model."""
+    """Return True if Liger is installed and has kernels for a model type, by its source text."""
     if architecture is None or any(find_spec(name) is None for name in PACKAGES):
         return False
     found = find_spec(PACKAGES[-1])
@@ -39,7 +39,7 @@ def knows(architecture: str | None) -> bool:
 
 
 def apply(model: torch.nn.Module) -> None:
-    """Give a model Liger's kernels, where it is; an adapted one has them in its base.
+    """Replace a model's layers by Liger's kernels.
 
     Raises:
         UsageError: Liger has none for it, or is not installed.

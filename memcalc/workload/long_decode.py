@@ -25,12 +25,12 @@ LONG = 256
 
 
 def is_long(tokens: int | None) -> bool:
-    """Return True if some passes of a generation only grow the cache."""
+    """Return True if a generation of this many tokens skips passes in its middle."""
     return tokens is not None and tokens >= LONG
 
 
 def note(tokens: int) -> str:
-    """Return a sentence for the answer on a long generation."""
+    """Return a note on the passes that a long generation skips."""
     return (
         f"passes {FIRST + 1:,} to {tokens - LAST:,} only grow the cache; the model's layers are "
         f"not run"
@@ -38,7 +38,7 @@ def note(tokens: int) -> str:
 
 
 def shorten(model: Any, tokens: int, between: Between) -> None:
-    """Make passes in the middle only grow the cache; call ``between`` at their start and end."""
+    """Make a generation's middle passes only grow the KV cache, without running the model."""
     run = model.forward
     passes = _Passes(tokens, between)
 
@@ -62,10 +62,11 @@ class _Passes:
         self._logits: Any = None
 
     def next(self, run: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run the next forward pass, or only grow the cache and return empty logits."""
         self._number += 1
         cache = _find_cache(kwargs)
         if self._number == FIRST and cache is not None:
-            return self._learn(run, args, kwargs, cache)
+            return self._record_pass(run, args, kwargs, cache)
         if self._number == self._tokens - LAST + 1 and self._updates:
             self._between(False)
             self._updates, self._outputs = [], None
@@ -86,7 +87,8 @@ class _Passes:
         outputs["logits"] = torch.empty(shape, dtype=dtype, device=device)
         return outputs
 
-    def _learn(self, run: Any, args: Any, kwargs: dict[str, Any], cache: Any) -> Any:
+    def _record_pass(self, run: Any, args: Any, kwargs: dict[str, Any], cache: Any) -> Any:
+        """Run a pass, recording its cache updates and outputs for the passes to skip."""
         update = cache.update
 
         def record(key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
@@ -106,7 +108,7 @@ class _Passes:
 
 
 def _find_cache(kwargs: dict[str, Any]) -> Any:
-    """Find the cache of a decoder's pass; None: it keeps past tokens in another way."""
+    """Return the KV cache among a forward's arguments, or None if it cannot grow by update."""
     given = next((kwargs[name] for name in cache_layers.NAMES if kwargs.get(name)), None)
     given = getattr(given, "self_attention_cache", given)
     return given if hasattr(given, "update") and hasattr(given, "layers") else None

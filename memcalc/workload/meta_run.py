@@ -12,7 +12,7 @@ _TAKE_ONE_TYPE = {"convolution", "mm", "addmm", "bmm"}
 
 
 class OperatorLog(TorchDispatchMode):
-    """The operators that ran, each with the dtypes of its tensors."""
+    """A dispatch mode that records each operator that runs, with its tensors' dtypes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class OperatorLog(TorchDispatchMode):
 def forward_on_meta(
     model: torch.nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype | None = None
 ) -> None:
-    """Run a model's forward on the meta device; its own tensors stay as they are.
+    """Run a model's forward with its tensors replaced by meta tensors, to compute nothing.
 
     ``dtype``: of floating-point tensors in this run, if not their own.
     """
@@ -40,7 +40,7 @@ def forward_on_meta(
 
 
 def casts_images(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Return True if a model takes fp32 images (a batch on the meta device) without autocast.
+    """Return True if a model's forward accepts fp32 images with weights of any dtype.
 
     Vision transformers cast them; convolutional models mostly take images in the dtype of their
     weights.

@@ -33,7 +33,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     as_loaded: bool = False,
 ) -> torch.nn.Module:
-    """Build a model on the current default device.
+    """Build a model from its config or callable, with random weights, on the default device.
 
     Args:
         source: the model's config, or a callable.
@@ -46,7 +46,7 @@ def build(
         UsageError: transformers or the callable cannot build it, with their reason.
     """
     if source.factory is not None:
-        own = _call(source.factory)
+        own = _call_factory(source.factory)
         # ``Module.to(dtype)`` would cast complex parameters as well, and lose half of each.
         casts = {torch.bfloat16: own.bfloat16, torch.float16: own.half}
         return casts[dtype]() if dtype in casts else own
@@ -66,14 +66,14 @@ def build(
     finally:
         torch.set_default_dtype(default)
     set_missing_tokens(model)
-    _untie(model, source.config or {})
+    _untie_head(model, source.config or {})
     if torch.empty(0).is_meta:
         _move_to_meta(model)
     return model if as_loaded else model.to(dtype)
 
 
-def _untie(model: Any, config: Mapping[str, Any]) -> None:
-    """Separate a head from the embedding if the config's file says that it is not tied.
+def _untie_head(model: Any, config: Mapping[str, Any]) -> None:
+    """Separate the output head from the embedding if the config says they are not tied.
 
     T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
     finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.
@@ -89,7 +89,7 @@ def _untie(model: Any, config: Mapping[str, Any]) -> None:
 
 
 def select_text_part(config: Any, cls: Any) -> Any:
-    """Return the part of a composite config that a text model's class takes, as AutoModel does it.
+    """Return the sub-config of a composite config that a text model's class takes.
 
     Source: transformers 5.23, ``auto_factory.py``, ``_BaseAutoModelClass.from_config``.
     """
@@ -100,12 +100,12 @@ def select_text_part(config: Any, cls: Any) -> Any:
 
 
 def find_text_config(config: Any) -> Any:
-    """Return a config's part for its text model; transformers before 4.45 has no parts."""
+    """Return a config's text sub-config, or the config itself."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _move_to_meta(model: torch.nn.Module) -> None:
-    """Move parameters that were made by ``torch.Tensor(n)``, which no default device moves.
+    """Move parameters to meta that ``torch.Tensor(n)`` made on the CPU.
 
     Speech models mask frames by one (``masked_spec_embed``).
     """
@@ -130,12 +130,12 @@ def set_missing_tokens(model: torch.nn.Module) -> None:
 
 
 def attention_setting(plan: Plan) -> str | None:
-    """Return the implementation of attention to ask of transformers; None: its own choice."""
+    """Return the ``attn_implementation`` to ask of transformers, or None for its own choice."""
     return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
 def configure(source: ModelSource, head: Head, *, attention: str | None = None) -> Any:
-    """Make the config object of transformers.
+    """Make transformers' config object for a model and task.
 
     Raises:
         UsageError: transformers refuses the config.
@@ -173,7 +173,7 @@ _NOT_OURS = (
 
 @contextlib.contextmanager
 def report_by_name(name: str, where: Callable[[], str] = str) -> Iterator[None]:
-    """Report errors of a user's own model by its name; ``where``: the place, such as `` in x``.
+    """Turn errors of a user's own model inside the block into EstimateError with its name.
 
     Raises:
         EstimateError: the code inside failed.
@@ -189,7 +189,7 @@ def report_by_name(name: str, where: Callable[[], str] = str) -> Iterator[None]:
         raise EstimateError(f"{name}: {reason}.") from error
 
 
-def _call(factory: str) -> torch.nn.Module:
+def _call_factory(factory: str) -> torch.nn.Module:
     callable_ = load(factory)
     try:
         made = callable_ if isinstance(callable_, torch.nn.Module) else callable_()
@@ -201,7 +201,7 @@ def _call(factory: str) -> torch.nn.Module:
 
 
 def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
-    """Build a plan's model on the CPU with its real weights; returns it with its task.
+    """Load a plan's model with its real weights on the CPU; return it with its task.
 
     A callable makes its own weights, which are kept.
 
@@ -238,7 +238,7 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
 
 
 def attach(model: torch.nn.Module, text: str, *, autocast: bool) -> torch.nn.Module:
-    """Wrap a model with the adapters that a text of ``Plan.lora`` asks for.
+    """Wrap a model in the LoRA adapters that ``Plan.lora`` describes.
 
     ``autocast``: peft keeps adapters of 16-bit weights in fp32 (``autocast_adapter_dtype``).
 
@@ -268,7 +268,7 @@ def attach(model: torch.nn.Module, text: str, *, autocast: bool) -> torch.nn.Mod
 
 
 def _cast_adapters(model: torch.nn.Module) -> None:
-    """Give adapters the dtype of their layers, as peft does anywhere but on the meta device."""
+    """Cast adapters to the dtype of the layers they adapt, which peft skips on meta."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for layer in model.modules():

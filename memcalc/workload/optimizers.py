@@ -15,7 +15,7 @@ from memcalc.workload.job import Program
 def make(
     program: Program, model: torch.nn.Module, *, only: torch.nn.Parameter | None = None
 ) -> torch.optim.Optimizer:
-    """Make the optimizer over the parameters of a model that train.
+    """Make a program's optimizer over the model's trained parameters, or over ``only`` one.
 
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.
@@ -49,15 +49,15 @@ class InBackward(torch.optim.Optimizer):
         for parameter in self.each:
             parameter.register_post_accumulate_grad_hook(self._update)
         for optimizer in self.each.values():
-            self._merge(optimizer)
+            self._merge_state(optimizer)
 
     def _update(self, parameter: torch.Tensor) -> None:
         optimizer = self.each[parameter]  # type: ignore[index]
         optimizer.step()
         optimizer.zero_grad()
-        self._merge(optimizer)
+        self._merge_state(optimizer)
 
-    def _merge(self, optimizer: torch.optim.Optimizer) -> None:
+    def _merge_state(self, optimizer: torch.optim.Optimizer) -> None:
         self.state.update(optimizer.state)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -86,7 +86,7 @@ def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a checkpoint that was read into host memory, as transformers' Trainer does it.
+    """Load a checkpoint's state into an optimizer, as transformers' Trainer does.
 
     Source: transformers 5.23 ``Trainer._load_optimizer_and_scheduler`` (``map_location="cpu"`` on
     one GPU), then the optimizer's own ``load_state_dict``.
@@ -99,7 +99,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the structure with every tensor changed; one that occurs twice is changed once."""
+    """Return a nested structure with ``change`` applied to each distinct tensor."""
     known: dict[int, torch.Tensor] = {}
 
     def once(item: Any) -> Any:

@@ -11,7 +11,7 @@ from memcalc.errors import UsageError
 
 
 class Pipeline(nn.Module):
-    """The pipeline stages of one rank."""
+    """The pipeline stages on one rank, with the schedule's class and the device mesh."""
 
     def __init__(self, parts: dict[int, nn.Module], count: int, kind: Any, mesh: Any) -> None:
         """Take parts by the numbers of their stages, how many stages there are, and a schedule."""
@@ -21,7 +21,7 @@ class Pipeline(nn.Module):
 
 
 def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
-    """Find the list of layers of a language model, by its type, and its name in the base model.
+    """Return the name of a language model's list of layers in its base model, and the list.
 
     Raises:
         UsageError: the base model is not one embedding, one list of layers, and what follows them.
@@ -38,7 +38,7 @@ def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
 
 
 def make_stage(model: Any, layers: range, *, first: bool, last: bool) -> nn.Module:
-    """Return a model of the same class with some layers, which it shares with the whole model.
+    """Return a pipeline stage: a copy of the model with some of its layers, which are shared.
 
     The first stage has what stands before the layers, the last has what follows them. Its forward
     takes what the stage before returns; the last returns logits. A head that is tied to the

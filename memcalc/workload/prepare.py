@@ -28,7 +28,7 @@ from memcalc.workload.tasks import CALLABLE, Task
 
 
 def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
-    """Build the program of a plan: model, batches and notes.
+    """Build a plan's program: its model on a device, the maker of batches, and notes.
 
     Raises:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
@@ -51,7 +51,7 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
 def make_program(
     plan: Plan, choice: Choice, model: torch.nn.Module, task: Task, *, name: str = ""
 ) -> Program:
-    """Make the program of a model that is already built.
+    """Make a plan's program of a model that is already built.
 
     Raises:
         UsageError: the model cannot be checkpointed, or a pattern matches nothing.
@@ -60,7 +60,7 @@ def make_program(
         chunk_loss(model, plan.loss_chunks)
     cached = _set_kv_cache(model, plan.kv_cache)
     if plan.scheme is None:
-        model, inventory = _adapt(model, plan, name or plan.model, task.name)
+        model, inventory = _adapt_and_freeze(model, plan, name or plan.model, task.name)
     else:
         # A quantized model is loaded first.
         inventory = take(model, name or plan.model, task.name)
@@ -69,7 +69,7 @@ def make_program(
     batch = inputs.make if inputs is not None else read_specs(plan.inputs)
     if task is CALLABLE:
         check(model, batch("meta"))
-    notes.extend(_assumptions(plan, choice, loops.of(plan), cached=cached))
+    notes.extend(_list_assumptions(plan, choice, loops.of(plan), cached=cached))
     if not plan.infers:
         notes.extend(layerdrop.notes(model))
     return Program(
@@ -84,10 +84,10 @@ def make_program(
     )
 
 
-def _adapt(
+def _adapt_and_freeze(
     model: torch.nn.Module, plan: Plan, name: str, task: str
 ) -> tuple[torch.nn.Module, Inventory]:
-    """Return the model with its adapters, frozen and checkpointed by the plan, and its tensors."""
+    """Add adapters, freeze and enable checkpointing by the plan; return model and tensors."""
     if plan.adapters is not None:
         model = attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype)
     inventory = take(model, name, task, plan.freeze)
@@ -111,7 +111,7 @@ REENTRANT = (
 
 
 def finish_quantized(program: Program, loaded: torch.nn.Module) -> Program:
-    """Return the program over a quantized model that is on its device.
+    """Return the program with its quantized model, now loaded, prepared and adapted.
 
     Raises:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
@@ -121,7 +121,7 @@ def finish_quantized(program: Program, loaded: torch.nn.Module) -> Program:
         find_checkpointing(loaded)
     if not plan.infers:
         quantized.prepare(loaded, plan)
-    model, inventory = _adapt(loaded, plan, known.model, known.task)
+    model, inventory = _adapt_and_freeze(loaded, plan, known.model, known.task)
     if plan.scheme == "int8" and plan.checkpointing:
         notes = (*notes, REENTRANT if _is_reentrant(model) else NON_REENTRANT)
     inventory = replace(inventory, config=known.config)
@@ -129,7 +129,7 @@ def finish_quantized(program: Program, loaded: torch.nn.Module) -> Program:
 
 
 def _set_kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
-    """Set whether the model returns its keys and values, if the plan says; return if it does.
+    """Set ``use_cache`` of the model's config if the plan says; return the resulting value.
 
     Raises:
         UsageError: the model has none to return, and the plan asks for them.
@@ -152,7 +152,7 @@ def _set_kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
 def _describe_inputs(
     model: torch.nn.Module, task: Task, plan: Plan
 ) -> tuple[Inputs | None, list[str]]:
-    """Return the maker of the plan's batches, None if the user describes them, and notes."""
+    """Return the maker of the plan's batches (None if the user describes them) and notes."""
     if plan.inputs:
         return None, []
     padding = plan.padding if plan.padding is not None else not task.packed
@@ -189,7 +189,7 @@ def _describe_inputs(
 
 
 def find_checkpointing(model: torch.nn.Module) -> Callable[..., None]:
-    """Return the method that turns checkpointing on.
+    """Return the model's ``gradient_checkpointing_enable``, or raise UsageError.
 
     Raises:
         UsageError: the model has none.
@@ -204,7 +204,7 @@ def find_checkpointing(model: torch.nn.Module) -> Callable[..., None]:
 
 
 def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
-    """Recompute every layer, or every n-th, as the plan says.
+    """Turn on activation checkpointing for every layer, or every n-th, as the plan says.
 
     Raises:
         UsageError: the model has no checkpointing, or its transformers none of every n-th layer.
@@ -232,7 +232,7 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def make_selective_contexts() -> Any:
-    """Make the contexts of a layer that keeps attention and every second product.
+    """Make checkpoint contexts that save attention and every second matrix product.
 
     Source: torchtitan 0.2, ``distributed/activation_checkpoint.py``. PyTorch has it since 2.5.
     """
@@ -258,13 +258,13 @@ def make_selective_contexts() -> Any:
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
-    """Return True if checkpointing that was turned on is PyTorch's older one, its default."""
+    """Return True if the model's checkpointing is PyTorch's reentrant variant."""
     found = (getattr(part, "_gradient_checkpointing_func", None) for part in model.modules())
     return any(one.keywords.get("use_reentrant", True) for one in found if one is not None)
 
 
-def _assumptions(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
-    """Yield sentences on what a run is assumed to do."""
+def _list_assumptions(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    """Yield notes on what the simulated run is assumed to do."""
     if plan.infers:
         yield from _base_assumptions(plan)
         yield from _inference_assumptions(plan)

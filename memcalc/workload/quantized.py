@@ -54,7 +54,7 @@ def describe_dtypes(plan: Plan) -> str:
 def load(
     model: torch.nn.Module, checkpoint: Checkpoint, plan: Plan, device: str, make: Make
 ) -> torch.nn.Module:
-    """Load a model quantized onto a device.
+    """Load a built model as quantized onto a device, by transformers' ``from_pretrained``.
 
     Raises:
         UsageError: a package is missing, or refuses the model, or finds nothing to quantize.
@@ -88,7 +88,7 @@ def load(
 
 
 def make_config(plan: Plan) -> Any:
-    """Make the ``quantization_config`` of ``from_pretrained``."""
+    """Make the ``quantization_config`` of ``from_pretrained`` for the plan's scheme."""
     transformers = importlib.import_module("transformers")
     if plan.scheme in TORCHAO:
         package = importlib.import_module("torchao.quantization")
@@ -103,7 +103,7 @@ def make_config(plan: Plan) -> Any:
 
 
 def prepare(model: torch.nn.Module, plan: Plan) -> None:
-    """Run ``peft.prepare_model_for_kbit_training`` unless the plan turns it off."""
+    """Run ``peft.prepare_model_for_kbit_training``, unless the plan turns it off."""
     if not plan.kbit_prepare:
         return
     given = {} if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
@@ -115,12 +115,12 @@ def prepare(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def packed_values(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a weight's packed values in memory, without quantization scales."""
+    """Return the tensor of a weight's packed quantized values, without scales."""
     return next(iter(_torchao_parts(parameter).values()), parameter)
 
 
 def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the quantization scales of a weight, by their names in checkpoints."""
+    """Return a quantized weight's scales and other constants, by their checkpoint names."""
     if inside := _torchao_parts(parameter):
         return dict(list(inside.items())[1:])
     if (scales := getattr(parameter, "SCB", None)) is not None:
@@ -130,7 +130,7 @@ def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def state_constants(state: Any) -> dict[str, torch.Tensor]:
-    """Return the quantization scales in a ``QuantState`` of bitsandbytes."""
+    """Return the scales and code maps in a bitsandbytes ``QuantState``, by name."""
     found = {"absmax": state.absmax, "quant_map": state.code}
     if state.nested:
         found["nested_absmax"] = state.state2.absmax
@@ -153,7 +153,7 @@ def _torchao_parts(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def describe(inventory: Inventory) -> str:
-    """Return a sentence on the quantized layers, their bytes, and the other weights."""
+    """Return a note on the quantized layers, their bytes per weight, and the other weights."""
     packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
     scales = [tensor for tensor in inventory.tensors if tensor.constant]
     kept: dict[str, None] = {}
@@ -177,7 +177,9 @@ class _BuiltModel:
 
     def __call__(self, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         # Attention kernels ask the config for the dtype that was loaded.
-        for own, loaded in zip(_configs(self._model.config), _configs(config), strict=True):
+        for own, loaded in zip(
+            _list_configs(self._model.config), _list_configs(config), strict=True
+        ):
             own.dtype = loaded.dtype
         return self._model
 
@@ -185,8 +187,8 @@ class _BuiltModel:
         return getattr(type(self._model), name)
 
 
-def _configs(config: Any) -> Iterator[Any]:
-    """Yield a config and those in it (transformers 5.23, ``modeling_utils.py``, ``_get_dtype``)."""
+def _list_configs(config: Any) -> Iterator[Any]:
+    """Yield a config and its sub-configs (transformers 5.23, ``_get_dtype``)."""
     yield config
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -208,7 +210,7 @@ class _Slice:
 
 
 def make_checkpoint(model: torch.nn.Module, plan: Plan) -> Checkpoint:
-    """Return the tensors of the plan's checkpoint: tied weights once, each expert separately."""
+    """Return the tensors of the plan's checkpoint by name, as if read from its files."""
     if (settings := checkpoint_settings(plan)) is not None:
         model = copy.deepcopy(model)
         quantize(model, settings, _saved_dtype(models.find(plan.model).config, compute_dtype(plan)))
@@ -230,12 +232,12 @@ def _without_progress_bar(transformers: Any) -> Iterator[None]:
 
 
 def checkpoint_settings(plan: Plan) -> Mapping[str, Any] | None:
-    """Return bitsandbytes' settings of the plan's checkpoint, or None if it is not quantized."""
+    """Return the bitsandbytes settings of the plan's checkpoint, or None."""
     return find_bnb_settings(models.find(plan.model).config)
 
 
 def quantize(model: torch.nn.Module, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Quantize a model of transformers on the meta device, as its checkpoint was."""
+    """Quantize a model on the meta device, by a checkpoint's bitsandbytes settings."""
     transformers = importlib.import_module("transformers")
     package = importlib.import_module("bitsandbytes")
     quantizer = transformers.quantizers.AutoHfQuantizer.from_config(
@@ -283,7 +285,7 @@ def _saved_dtype(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> to
 
 
 def state_without_ties(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's ``state_dict`` with tied weights once, as checkpoints hold them."""
+    """Return a model's ``state_dict`` without the second names of tied weights."""
     first: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         first.setdefault(id(tensor), (name, tensor.detach()))

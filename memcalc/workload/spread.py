@@ -22,31 +22,31 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return math.prod(self.sizes)
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The layouts inside of stages and of data parallelism."""
+        """The layouts (cp, tp, ep) inside pipeline stages and data parallelism."""
         found = {**self.axes, "ep": self.experts if self.experts > 1 else None}
         return tuple(name for name in ("cp", "tp", "ep") if found.get(name) is not None)
 
     @property
     def sharding(self) -> tuple[str, ...]:
-        """The dimensions among which FSDP2 shards; ranks of a context hold shards of weights."""
+        """The names of the mesh dimensions over which FSDP2 shards."""
         return tuple(name for name in ("dp_shard", "cp") if name in self.axes)
 
     @property
     def shards(self) -> int:
-        """The number of ranks that share one copy of the model; each copy of hsdp has the same."""
+        """The number of ranks that share one copy of the model."""
         return self.world // self.axes.get("dp_replicate", 1)
 
     @property
     def stages(self) -> int:
-        """The number of ranks that pass activations on to each other."""
+        """The number of pipeline stages."""
         return self.axes.get("pp", 1)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """The processes in each group that communicates, one group a dimension of the mesh."""
+        """The number of ranks in each communication group, one group per mesh dimension."""
         return tuple(size for size in (*self.sizes, self.experts) if size > 1)

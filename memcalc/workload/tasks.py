@@ -190,7 +190,7 @@ _BY_HEAD = {
 
 
 def find(name: str) -> Task:
-    """Return the task of this name.
+    """Return the task with this name, such as ``causal-lm``.
 
     Raises:
         UsageError: no task has it.
@@ -208,7 +208,7 @@ def names() -> tuple[str, ...]:
 
 
 def choose(source: ModelSource, wanted: str) -> Head:
-    """Return the head of a task, by default the one of the model's architecture.
+    """Return the model class for a task; ``auto``: the task of the model's architecture.
 
     Raises:
         UsageError: an unknown task, or one the architecture has no head for.

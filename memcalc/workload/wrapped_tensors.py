@@ -6,7 +6,7 @@ import torch
 
 
 def parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the tensors that a subclass wraps, by their names; a plain one wraps none."""
+    """Return the inner tensors of a tensor subclass by name; empty for a plain tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return {}
@@ -16,7 +16,7 @@ def parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors that have memory: parts of a subclass or a sparse one, or the tensor."""
+    """Yield the tensors that own memory: the inner ones of a subclass or sparse tensor."""
     inside = parts(tensor)
     for part in inside.values():
         yield from plain(part)

@@ -14,25 +14,6 @@ from memcalc.catalog.settings import simplify_layout
 from memcalc.errors import UsageError
 from memcalc.units import parse_bytes
 
-SCRIPT = """
-from transformers import AutoModelForSequenceClassification, TrainingArguments
-MODEL, SIZE = "distilbert-base-cased", 16
-MODEL = MODEL
-NAME = "distilbert-base-cased"
-BATCH = 4
-model = AutoModelForSequenceClassification.from_pretrained(NAME, num_labels=2)
-args = TrainingArguments(
-    output_dir="out",
-    per_device_train_batch_size=BATCH,
-    gradient_accumulation_steps=options.steps,
-    gradient_checkpointing=True,
-    bf16=True,
-    optim="adamw_8bit",
-    **more,
-)
-open("/tmp/this-script-was-run", "w")
-raise SystemExit("this script was run")
-"""
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -51,28 +32,13 @@ def found_in(tmp_path, name, text):
     return detect.read(tmp_path / name)
 
 
-def test_a_script_is_read_but_not_run(tmp_path):
-    found = found_in(tmp_path, "train.py", SCRIPT)
-    assert found.settings == {
-        "loop": "trainer",
-        "optim": "adamw_8bit",
-        "batch": 4,
-        "checkpointing": True,
-        "precision": "amp-bf16",
-        "task": "sequence-classification",
-        "model": "distilbert-base-cased",
-    }
-    assert "gradient_accumulation_steps = options.steps is not read" in found.unread[0]
-    assert "**" in found.unread[1]
-
-
 def test_accelerate_adds_precision_and_how_it_shards(tmp_path):
     (tmp_path / "acc.yaml").write_text(ACCELERATE)
-    (tmp_path / "train.py").write_text(SCRIPT.replace("bf16=True,", "ddp_bucket_cap_mb=50,"))
-    main, more = detect.search(tmp_path)
-    merged = detect.merge(main, more)
+    more = {k: v for k, v in ARGUMENTS.items() if k != "fp16"} | {"ddp_bucket_cap_mb": 50}
+    (tmp_path / "args.json").write_text(json.dumps(more))
+    merged = detect.merge(*detect.search(tmp_path))
     assert merged.settings["precision"] == "amp-fp16"
-    assert (merged.settings["batch"], merged.settings["devices"]) == (4, 4)
+    assert (merged.settings["batch"], merged.settings["devices"]) == (2, 4)
     assert merged.settings["parallel"] == "fsdp2"
     assert "bucket_cap_mb" not in dict(merged.settings["parallel_args"])
     settings, notes = simplify_layout(merged.settings)
@@ -143,9 +109,9 @@ def test_what_is_not_answered_of_a_spread_run_is_named(tmp_path):
     ("name", "text"),
     [
         ("a.json", "{"), ("a.json", "[]"), ("a.yaml", "a: [b"), ("a.yaml", "&a [*a]"),
-        ("a.py", "def ("), ("a.py", "x = 1"), ("a.txt", "x"), ("a.yaml", "base_model: x"),
+        ("a.txt", "x"), ("a.yaml", "base_model: x"),
         ("a.yaml", "!!python/object/apply:os.system ['touch ran']"),
-        ("a.json", '{"batch_size": 3}'), ("a.py", "(" * 5000),
+        ("a.json", '{"batch_size": 3}'),
     ],
 )  # fmt: skip
 def test_what_is_no_training_configuration_is_refused(tmp_path, monkeypatch, name, text):
@@ -201,15 +167,6 @@ def test_what_init_writes_holds_today_and_is_not_overwritten(memcalc, tmp_path):
     assert "gpt2" in (tmp_path / "memcalc.toml").read_text()
 
 
-def test_init_takes_the_settings_of_a_script_it_finds(memcalc, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = memcalc("init", "--method", "analytic", "--batch", "2")
-    assert done.returncode == 0, done.stderr
-    run = tomllib.loads((tmp_path / "memcalc.toml").read_text())["runs"]["distilbert-base-cased"]
-    assert (run["batch"], run["optim"], run["loop"]) == (2, "adamw_8bit", "trainer")
-    assert "# Settings are those of train.py." in done.stdout
-
-
 LOOP = """
 import torch
 model = torch.nn.Linear(256, 256).cuda()
@@ -251,7 +208,8 @@ def test_init_of_a_command_writes_what_it_needs_today(memcalc, tmp_path, forked_
     "arguments",
     [
         (),
-        ("--from", "none.py"),
+        ("--from", "none.json"),
+        ("--from", __file__),
         ("gpt2", "--margin", "5 MiB"),
         ("gpt2", "--margin", "x"),
         ("gpt2", "--name", "a\nb"),

@@ -113,6 +113,7 @@ RECIPES = {
     "trl.yaml": (TRL, {
         "model": "Qwen/Qwen2.5-0.5B", "batch": 8, "seq": 1024, "precision": "amp-bf16",
         "checkpointing": True, "quant": "nf4", "lora": "r=16,target=q_proj+v_proj,dropout=0.05",
+        "bnb_4bit_compute_dtype": "float32", "kbit_prepare": True,
         "loop": "trainer"}),
     "torchtune.yaml": (TORCHTUNE, {
         "model": "meta-llama/Llama-3.2-1B", "batch": 4, "grad_accum": 8, "seq": 4096,
@@ -299,6 +300,30 @@ def test_a_value_that_only_the_running_script_knows_is_refused(written):
     (written / "swift.sh").write_text("echo swift infer --model x")
     with pytest.raises(UsageError, match="starts no training"):
         make({"model": "swift.sh"})
+
+
+def test_a_comment_of_a_script_and_a_key_without_a_value_stay(written):
+    text = "# --max_length 9 is too short\n" + SWIFT
+    (written / "swift.sh").write_text(text)
+    changed = rewrite("swift.sh", make({"model": "swift.sh", "seq": 512}))
+    assert changed == text.replace("--max_length 2048", "--max_length 512")
+    text = AXOLOTL.replace("gradient_checkpointing: true\n", "") + "special_tokens:\n"
+    (written / "axolotl.yaml").write_text(text)
+    changed = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", "checkpointing": True}))
+    assert changed == text.rstrip() + "\ngradient_checkpointing: true\n"
+
+
+def test_a_factor_that_changes_memory_a_little_is_said_unless_it_is_0(written):
+    for factor in (0.001, 0):
+        (written / "llamafactory.yaml").write_text(f"{LLAMAFACTORY}moe_aux_loss_coef: {factor}\n")
+        said = " ".join(make({"model": "llamafactory.yaml"}).unread)
+        assert ("router logits" in said) == (factor > 0)
+
+
+def test_what_depends_on_a_setting_goes_with_it(written):
+    assert make({"model": "llamafactory.yaml", "checkpointing": False}).use_reentrant is None
+    assert make({"model": "torchtune.yaml", "lora": "none"}).autocast_adapter_dtype
+    assert make({"model": "trl.yaml", "quant": "none"}).bnb_4bit_compute_dtype is None
 
 
 CHANGED = {

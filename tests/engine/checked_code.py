@@ -58,3 +58,7 @@ def raise_above(x):
 def keep(x):
     found = x > 3
     return [found, 2]
+
+
+def assert_call(x):
+    assert x.below(3)

@@ -28,7 +28,7 @@ class Compared:
         self.fails = uses.failing_value(sys._getframe(1))
         return True
 
-    __gt__ = __le__ = __ge__ = __lt__
+    __gt__ = __le__ = __ge__ = below = __lt__
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,12 @@ def test_the_value_that_raises_is_found(code, fails):
 
 @pytest.mark.parametrize(
     ("code", "fails"),
-    [(code_of.assert_above, False), (code_of.assert_between, False), (code_of.keep, None)],
+    [
+        (code_of.assert_above, False),
+        (code_of.assert_between, False),
+        (code_of.keep, None),
+        (code_of.assert_call, False),
+    ],
 )
 def test_comparisons_in_checks_are_found(code, fails):
     compared = Compared()

@@ -10,7 +10,8 @@ from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.estimate import answers, estimate
-from memcalc.estimation.serving import sglang, vllm
+from memcalc.estimation.serving import sglang_rules as sglang
+from memcalc.estimation.serving import vllm_rules as vllm
 from memcalc.records.prediction import Prediction
 from memcalc.records.serving import Layers
 from memcalc.records.trace import Component

@@ -147,8 +147,9 @@ def test_a_full_cache_is_one_sentence_with_its_folder(folder, monkeypatch, capsy
 
 def test_a_size_that_is_none_says_which_variable_to_mend(folder, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE_SIZE", "lots")
-    with pytest.raises(UsageError, match="MEMCALC_CACHE_SIZE"):
-        cache.store(entry(1), record())
+    for use in (cache.load, lambda name, _: cache.store(name, record())):
+        with pytest.raises(UsageError, match="MEMCALC_CACHE_SIZE"):
+            use(entry(1), RuleOfThumb)
 
 
 def _fill(first, until):

@@ -207,11 +207,6 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
     }  # fmt: skip
     base = {"schema": 1, "kind": "baseline", "versions": {"torch": "2.13"}, "runs": {"a": known}}
     trainer = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "optim": "sgd"}
-    script = (
-        "from transformers import *\nN = 4\nargs = TrainingArguments(optim='adamw_torch', "
-        "bf16=True, per_device_train_batch_size=N, max_steps=1 + 1)\n"
-        "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
-    )
     budgets = (ROOT / "configs" / "budgets" / "memcalc.toml").read_bytes()
     accelerate = (
         b"compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: bf16\n"
@@ -239,7 +234,6 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
         "a trace": ("t.trace", pack(traced.trace), _trace),
         "a cached answer": ("kept.json", (cache.folder() / "kept.json").read_bytes(), _cached),
         "TrainingArguments": ("t.json", json.dumps(trainer).encode(), detect.read),
-        "a script": ("t.py", script.encode(), detect.read),
         "accelerate's file": ("a.yaml", accelerate, detect.read),
         "axolotl's file": ("x.yaml", axolotl, detect.read),
         "what accelerate launches": ("l.yaml", LAUNCH, _launched("accelerate_config")),
@@ -263,7 +257,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
 
 KINDS = (
     "predictions", "an explanation", "measurements", "a snapshot", "a suite", "a plan", "budgets",
-    "a baseline", "a config", "a trace", "a cached answer", "TrainingArguments", "a script",
+    "a baseline", "a config", "a trace", "a cached answer", "TrainingArguments",
     "accelerate's file", "axolotl's file", "what accelerate launches", "DeepSpeed's file",
     "lengths", "answers to compare", "a quantized config", "the positions", "the NCCL parts",
     "the architectures", "the GPUs", "the contexts",

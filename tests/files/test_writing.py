@@ -1,5 +1,6 @@
 """Writing results: whole files, and everything else on the machine left as it was."""
 
+import contextlib
 import json
 import os
 import select
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.cli.output import FORMATS, chosen, formats
+from memcalc.cli.output import FORMATS, chosen, formats, refuse_to_replace
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.results import append, keep, keeping, load
@@ -202,6 +203,28 @@ def test_a_result_that_finds_no_place_is_kept_elsewhere(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_there_is_refused_before_anything_is_worked_out(name, said, tmp_path):
     with pytest.raises(UsageError, match=said):
         chosen("simulation", None, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "typed", "said"),
+    [
+        ("c.json", "{}", "c.json", "this command reads it"),
+        ("c.json", "{}", ["a.py", "./c.json"], "this command reads it"),
+        ("c.json", "{}", "other.json", ""),
+        ("c.json", "{}", "n" * 300, ""),
+        ("recipe.yaml", "a: 1", "recipe.yaml", ""),
+        ("train.py", "import torch", "gpt2", "there is another Python file"),
+        ("train.py", '"""Train gpt2, as memcalc estimates it."""', "gpt2", ""),
+    ],
+)
+def test_what_is_read_and_scripts_of_others_are_not_replaced(
+    name, text, typed, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    output = Path(name)
+    with pytest.raises(UsageError, match=said) if said else contextlib.nullcontext():
+        refuse_to_replace(output, [typed, 3, None, output])
 
 
 KINDS = sorted({kind for one in FORMATS.values() for kind in one.kinds.split()})

@@ -58,29 +58,14 @@ def test_a_small_second_moment_is_not_rounded_to_zero():
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_tables_give_the_nearest_code_for_both_ends_of_every_bin(signed):
+def test_the_tables_give_the_nearest_code_in_every_bin_and_around_every_boundary(signed):
     tables, qmap = code_tables(torch.device("cpu"), signed=signed), dynamic_map(signed=signed)
     top = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int64)
     bits = torch.cat([top << 16, (top << 16) + 0xFFFF, (top << 16) + 0x8000]).to(torch.int32)
-    values = bits.view(torch.float32)
-    values = values[values.isfinite() & (values.abs() <= 1) & (values >= (-1 if signed else 0))]
-    assert torch.equal(
-        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
-    )
-
-
-@pytest.mark.parametrize("signed", [True, False])
-def test_the_tables_give_the_nearest_code_on_both_sides_of_every_boundary(signed):
-    tables, qmap = code_tables(torch.device("cpu"), signed=signed), dynamic_map(signed=signed)
     edges = tables.upper[:-1]
-    below, above = torch.tensor(-2.0), torch.tensor(2.0)
-    values = torch.cat([edges, torch.nextafter(edges, below), torch.nextafter(edges, above)])
-    values = values[values >= (-1 if signed else 0)]
-    assert torch.equal(
-        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
-    )
-
-
-def _by_table(values, tables):
+    around = [torch.nextafter(edges, torch.tensor(end)) for end in (-2.0, 2.0)]
+    values = torch.cat([bits.view(torch.float32), edges, *around])
+    values = values[values.isfinite() & (values.abs() <= 1) & (values >= (-1 if signed else 0))]
     low = tables.low[(values.view(torch.int32) >> 16) & 0xFFFF]
-    return (low + (values >= tables.upper[low])).to(torch.uint8)
+    found = (low + (values >= tables.upper[low])).to(torch.uint8)
+    assert torch.equal(found, nearest_code(values, qmap, keep_nonzero=not signed))

@@ -132,13 +132,26 @@ def test_the_trainer_keeps_embeddings_in_32_bit(name):
     shapes=st.lists(
         st.lists(st.integers(1, 90), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4
     ),
-    name=st.sampled_from(["adamw", "adafactor", "adam8bit", "lion8bit", "ademamix8bit", "sgd"]),
+    name=st.sampled_from(
+        [
+            "adamw",
+            "adafactor",
+            "adam8bit",
+            "lion8bit",
+            "ademamix8bit",
+            "sgd",
+            "memcalc.adamw8bit",
+            "memcalc.adamw_bf16",
+        ]
+    ),
+    threshold=st.sampled_from([1, 256, 4096]),
 )
-def test_any_shapes_give_the_real_bytes(shapes, name):
+def test_any_shapes_give_the_real_bytes(shapes, name, threshold):
+    dtype = torch.bfloat16 if name == "memcalc.adamw_bf16" else torch.float32
     model = torch.nn.Module()
     for index, shape in enumerate(shapes):
-        model.register_parameter(f"p{index}", torch.nn.Parameter(torch.randn(shape)))
-    choice = registry.find(name, {})
+        model.register_parameter(f"p{index}", torch.nn.Parameter(torch.randn(shape, dtype=dtype)))
+    choice = registry.find(name, {"min_8bit_size": threshold} if name.endswith("8bit") else {})
     optimizer = build(choice, model)
     train(model, optimizer)
     real = read_state(optimizer)

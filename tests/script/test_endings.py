@@ -339,6 +339,15 @@ def test_nothing_is_left_of_a_script_when_memcalc_ends(name, wait, tmp_path):
     assert (tmp_path / "old.pt").read_text() == "old"
 
 
+def test_what_the_shell_of_a_killed_run_has_started_ends(tmp_path):
+    command = [sys.executable, "-m", "memcalc", "run", "--", "sh", "-c", "sleep 600; true"]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    until(lambda: any("sleep" in one.cmdline() for one in of_run(tmp_path)))
+    process.kill()
+    process.wait()
+    until(lambda: not of_run(tmp_path))
+
+
 def until(holds):
     """Wait for what comes soon."""
     end = time.monotonic() + 30

@@ -136,7 +136,7 @@ def test_what_updates_by_hand_keep_is_state_and_the_last_update_is_a_step(run, s
     assert backward[Component.WEIGHTS] == weights
     assert backward[Component.OPTIMIZER_STATE] == 2 * weights
     assert Component.HELD not in backward or backward[Component.HELD] < 1024
-    races = any("differs from run to run" in one for one in prediction.assumptions)
+    races = any("torch.func transform" in one for one in prediction.assumptions)
     assert races == (script is TREES)
 
 

@@ -415,6 +415,23 @@ GROWN = """
         return found
 """
 ONE = 256 * 257
+BY_TURNS = """
+    import torch
+    from torch.nn.utils.parametrizations import spectral_norm
+
+    class Maker(torch.nn.Linear): ...
+    class Judge(torch.nn.Sequential): ...
+
+    maker, judge = Maker(256, 256).cuda(), Judge(spectral_norm(torch.nn.Linear(256, 256).cuda()))
+    loss = lambda rows: judge(maker(rows))
+    optimizer = torch.optim.Adam([*maker.parameters(), *judge.parameters()])
+"""
+
+
+def test_every_model_that_is_called_is_named_and_no_part_of_one(run):
+    prediction = run(BY_TURNS + TRAINS, steps=0).traced.prediction
+    assert prediction.head == "Maker + Judge"
+    assert prediction.parameters == 2 * ONE
 
 
 @pytest.mark.parametrize(

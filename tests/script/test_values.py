@@ -208,6 +208,8 @@ def at_night(*conditions):
             "(losses.cuda() * 2).max().item() > 2",
             "(torch.ones(3) * loss.item()).sum() > 3",
             "weights[0].sum().item() > 4",
+            "not torch.allclose(loss, loss * 2)",
+            "not torch.isclose(loss, loss * 2).all()",
         ),
     ],
 )
@@ -269,6 +271,7 @@ GOES_TO_THE_HOST = """
             "math.exp(float(loss)) > 3",
             "loss.detach().cpu().numpy() > 2",
             "pandas.Series([loss.item()]).mean() > 1",
+            "pandas.DataFrame([{'loss': loss.item()}])['loss'].min() > 1",
             "json.loads(json.dumps({'loss': loss.item()}))['loss'] > 1",
             "pickle.loads(pickle.dumps(loss.item())) > 1",
             "float(f'loss {loss.item()}'.split()[1]) > 1",
@@ -327,6 +330,27 @@ def test_a_loop_that_waits_for_a_made_up_number_ends(run):
     )
     assert found.ending.code == 0
     assert found.ending.decides == ("train.py:5", "train.py:7")
+
+
+def test_the_other_way_of_a_loop_is_a_longer_one(run):
+    found = run(
+        """
+        import torch
+        cell, halt = torch.nn.GRUCell(512, 512).cuda(), torch.nn.Linear(512, 1).cuda()
+        for step in range(2):
+            state, total = torch.randn(1024, 512).cuda(), torch.zeros(1024).cuda()
+            turns = 0
+            while turns < 9 and (total < 0.99).any():
+                state = cell(state, state)
+                total = total + halt(state).squeeze(-1).sigmoid()
+                turns += 1
+            state.square().mean().backward()
+        print(turns)
+        """
+    )
+    said = found.traced.prediction.assumptions[0]
+    assert "decide at train.py:7" in said
+    assert "MiB more)" in said
 
 
 def test_a_branch_that_fails_is_told_and_not_counted(run):

@@ -21,7 +21,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by(self) -> int | None:
-        """The bytes more now."""
+        """The growth in bytes (now - before), or None if either is unknown."""
         return None if self.before is None or self.now is None else self.now - self.before
 
 
@@ -52,11 +52,11 @@ class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def difference(before: Chapter, now: Chapter) -> Difference:
-    """Compare two answers."""
+    """Compare two estimates: settings, versions, peaks, components, phases, storage groups."""
     old, new = before.prediction, now.prediction
     kinds: tuple[Change, ...] = ()
     if before.peak is not None and now.peak is not None:
-        changes = _changes(_by_name(before.peak), _by_name(now.peak))
+        changes = _compare_by_name(_sum_by_name(before.peak), _sum_by_name(now.peak))
         kinds = tuple(change for change in changes if change.by)
     return Difference(
         before=old,
@@ -67,17 +67,17 @@ def difference(before: Chapter, now: Chapter) -> Difference:
             Change(name=rung, before=getattr(old.peak, rung), now=getattr(new.peak, rung))
             for rung in RUNGS
         ),
-        components=_changes(
+        components=_compare_by_name(
             {name.value: size for name, size in old.components.items()},
             {name.value: size for name, size in new.components.items()},
         ),
-        phases=_phases(old, new),
+        phases=_compare_phases(old, new),
         kinds=kinds,
     )
 
 
-def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change, ...]:
-    """Compare figures by name; a figure missing on one side is 0 there."""
+def _compare_by_name(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change, ...]:
+    """Compare two tables of sizes (0 where missing), the largest absolute change first."""
     found = [
         Change(name=name, before=before.get(name, 0), now=now.get(name, 0))
         for name in dict.fromkeys((*before, *now))
@@ -85,7 +85,8 @@ def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change,
     return tuple(sorted(found, key=lambda change: -abs(change.by or 0)))
 
 
-def _phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
+def _compare_phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
+    """Compare each phase's peak of two estimates: allocated bytes, or requested if unknown."""
     known = old.peak.allocated is not None and new.peak.allocated is not None
     rung = "allocated" if known else "requested"
     before, now = (
@@ -97,7 +98,8 @@ def _phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
     )
 
 
-def _by_name(peak: PeakContents) -> dict[str, int]:
+def _sum_by_name(peak: PeakContents) -> dict[str, int]:
+    """Return the bytes alive at a peak by "component: module operator"."""
     found = Counter[str]()
     for group in peak.groups:
         # peft wraps a model in two modules of these names: the same layer is the same.

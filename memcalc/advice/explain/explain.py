@@ -47,7 +47,7 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
-    """Return the chapter of a plan that was just traced."""
+    """Return a traced plan's part of a report: its prediction, peak contents and timeline."""
     prediction, plan = traced.prediction, traced.prediction.plan
     return Chapter(
         prediction=prediction,
@@ -57,7 +57,7 @@ def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
 
 
 def chapter_of_saved(saved: Prediction, answers: Answers, *, depth: int | None = None) -> Chapter:
-    """Return the chapter of a saved prediction, with a trace from the cache or of a new run.
+    """Return a saved prediction's part of a report, with a cached or a newly made trace.
 
     The figures stay the saved ones; where the trace says something else, a note says so, and the
     parts that need the trace are left out.
@@ -75,7 +75,7 @@ def chapter_of_saved(saved: Prediction, answers: Answers, *, depth: int | None =
 
 
 def _retrace(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
-    """Return a saved prediction with the trace of a new run, or why it has no trace."""
+    """Trace the plan of a saved prediction: its chapter, or a sentence if the figures differ."""
     try:
         answer = answers.trace(saved.plan)
     except MemcalcError as error:
@@ -132,7 +132,7 @@ def explain_plan(
     seen: Callable[[Explanation], None] = lambda so_far: None,
     saved: Sequence[Traced] = (),
 ) -> Explanation:
-    """Explain one plan, as ``explain`` does.
+    """Return what is alive at a plan's memory peak, why, and how much each remedy saves.
 
     Args:
         plan: the plan to explain.
@@ -174,7 +174,7 @@ def explain_plan(
 
 
 def _first_remedies(plan: Plan) -> list[Remedy]:
-    """Return the remedies to try beside the trace of the plan; none if tracing will refuse it.
+    """Return a few remedies to estimate while the plan is traced; none if it is invalid.
 
     The free ones save too little for most plans, or are replays.
     """
@@ -185,6 +185,7 @@ def _first_remedies(plan: Plan) -> list[Remedy]:
 
 
 def _describe_peak(traced: Traced, depth: int | None) -> Explanation:
+    """Return the explanation of a traced plan before any remedy is tried."""
     by_phase = moments(traced.trace, traced.prediction.plan, depth=depth)
     peak = by_phase.pop(traced.prediction.peak.phase)
     return Explanation(
@@ -197,9 +198,9 @@ def _describe_peak(traced: Traced, depth: int | None) -> Explanation:
 
 
 def try_on_script(traced: Traced) -> Iterator[Trial]:
-    """Try half the batch, by running the command again, and allocator settings, by replaying."""
+    """Yield trials of a script: run it with half the batch, replay with expandable segments."""
     plan = traced.prediction.plan
-    yield from _halve_batch(plan)
+    yield from _try_half_batch(plan)
     for remedy in rows.expandable(plan):
         found = replay(traced, replace(plan, **dict(remedy.changes)))
         if isinstance(found, Prediction):
@@ -231,7 +232,7 @@ _WORTH = 0.05
 
 
 def changes_of_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
-    """Yield changes of the script that would save memory, the largest first, from its lines."""
+    """Yield sentences on lines of the user's script that could be changed to save memory."""
     words = shlex.split(plan.command or "")
     held, lines = Counter[str](), Counter[str]()
     for group in peak.groups:
@@ -257,15 +258,15 @@ def changes_of_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
             yield f"{format_bytes(size)} from {line}: {said}"
 
 
-def _halve_batch(plan: Plan) -> Iterator[Trial]:
-    """Run the script again, silently, with half the batch, where an argument is the batch.
+def _try_half_batch(plan: Plan) -> Iterator[Trial]:
+    """Run the script again, silently, with half the batch, if an argument sets the batch.
 
     A command of a saved answer is not run: it may be any.
     """
     from memcalc.script.simulate import simulate
 
     words = shlex.split(plan.command or "")
-    found = _half_argument(words)
+    found = _halve_batch_argument(words)
     if found is None or not may_run_again(plan):
         return
     at, argument = found
@@ -292,8 +293,8 @@ def _halve_batch(plan: Plan) -> Iterator[Trial]:
     yield trial
 
 
-def _half_argument(words: list[str]) -> tuple[int, list[str]] | None:
-    """Return the position and words of the argument with half the batch.
+def _halve_batch_argument(words: list[str]) -> tuple[int, list[str]] | None:
+    """Return the index of the batch argument in a command, and its words with half the value.
 
     Returns:
         None if no argument is the batch, or it is one sample.

@@ -11,7 +11,7 @@ Pattern = tuple[str, ...]
 
 
 def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
-    """Split a path into its pattern and the indices that fill it.
+    """Split a module path into names with ``*`` for indices, and the indices.
 
     ``depth``: how many names to keep, indices not counted; None keeps all.
     """
@@ -31,13 +31,13 @@ def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
 
 
 def write(pattern: Pattern, filled: Iterable[tuple[int, ...]]) -> str:
-    """Write a pattern with the indices that fill each of its places."""
+    """Write a module path pattern with its index ranges, such as ``h.[0-11].mlp``."""
     columns = iter(list(zip(*filled, strict=True)))
-    return ".".join(_spans(next(columns)) if part == "*" else part for part in pattern)
+    return ".".join(_write_ranges(next(columns)) if part == "*" else part for part in pattern)
 
 
-def _spans(numbers: Iterable[int]) -> str:
-    """Write numbers as ``[0-3,7]``, or one number alone."""
+def _write_ranges(numbers: Iterable[int]) -> str:
+    """Write indices as ranges such as ``[0-3,7]``, or one number alone."""
     ordered = sorted(set(numbers))
     if len(ordered) == 1:
         return str(ordered[0])
@@ -80,12 +80,12 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_weight(self) -> float:
-        """Bytes of a weight, constants included."""
+        """Bytes per weight element, quantization constants included."""
         return self.each / max(1, self.numel)
 
 
 def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
-    """All kinds of layers of a quantized model, adapters apart, quantized ones first, in order.
+    """Group a quantized model's layers by name pattern, shape and tensors, quantized ones first.
 
     Empty where nothing is quantized.
     """
@@ -93,7 +93,7 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
         return ()
     kinds: dict[tuple[Pattern, tuple[int, ...], tuple[Held, ...]], list[tuple[int, ...]]] = {}
     weights: dict[Hashable, Parameter] = {}
-    for weight, constants in _weights(inventory):
+    for weight, constants in _pair_weights_and_constants(inventory):
         # peft's own names around the model's are left out.
         path = weight.name.removeprefix("base_model.model.").removesuffix(".weight")
         pattern, indices = cut(path.removesuffix(".base_layer"), None)
@@ -121,8 +121,10 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
     return tuple(sorted(listed, key=lambda kind: not kind.quantized))
 
 
-def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]]:
-    """Yield each weight of the base with its quantization constants."""
+def _pair_weights_and_constants(
+    inventory: Inventory,
+) -> Iterator[tuple[Parameter, list[Parameter]]]:
+    """Yield each base weight with its quantization constants (LoRA and buffers left out)."""
     constants: dict[str, list[Parameter]] = {}
     base = [one for one in inventory.tensors if not one.buffer and "lora_" not in one.name]
     for tensor in base:

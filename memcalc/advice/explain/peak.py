@@ -23,7 +23,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deaths(trace: Trace) -> dict[int, Death]:
-    """The death of each storage, by number; those that outlive the trace have none."""
+    """Return when each storage was freed, by storage number; storages never freed are left out."""
     found: dict[int, Death] = {}
     module = ""
     for index, (mark, event, storage) in enumerate(walk(trace)):
@@ -96,24 +96,24 @@ _ALWAYS = {
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
-    """Return the highest moment of each phase of the steady step; ``depth`` cuts module paths."""
+    """Return the contents of memory at each phase's peak; ``depth`` cuts module paths."""
     ends = deaths(trace)
     return {
-        phase: _moment(trace, plan, phase, event, ends, depth)
+        phase: _describe_event(trace, plan, phase, event, ends, depth)
         for phase, event in highest(trace).items()
     }
 
 
 def at_end(trace: Trace, plan: Plan, *, depth: int | None = None) -> PeakContents | None:
-    """Return all that a script without training still holds at its end, or None if it trains."""
+    """Return the contents of memory when a script without training ends, or None if it trains."""
     phases = {mark.phase for mark in trace.marks}
     if not trace.whole or Phase.BACKWARD in phases or not trace.events:
         return None
     last = len(trace.events) - 1
-    return _moment(trace, plan, trace.marks[-1].phase, last, deaths(trace), depth)
+    return _describe_event(trace, plan, trace.marks[-1].phase, last, deaths(trace), depth)
 
 
-def _moment(
+def _describe_event(
     trace: Trace,
     plan: Plan,
     phase: Phase,
@@ -121,6 +121,7 @@ def _moment(
     deaths: dict[int, Death],
     depth: int | None,
 ) -> PeakContents:
+    """Return all storages alive after an event of the trace, grouped by maker and reason."""
     groups: dict[Any, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     components: dict[Component, int] = dict.fromkeys(Component, 0)
     for number in alive(trace, event):
@@ -133,7 +134,7 @@ def _moment(
         op = "" if variable or storage.phase is Phase.LOAD else storage.op
         key = storage.component, module, op, storage.dtype, why, other, storage.line
         groups[key].append((storage.bytes, indices, others))
-    made = [_group(key, *zip(*alike, strict=True)) for key, alike in groups.items()]
+    made = [_make_group(key, *zip(*alike, strict=True)) for key, alike in groups.items()]
     return PeakContents(
         phase=phase,
         event=event,
@@ -143,7 +144,10 @@ def _moment(
     )
 
 
-def _group(key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]) -> Group:
+def _make_group(
+    key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]
+) -> Group:
+    """Return the group of storages with the same key: their count, bytes and module ranges."""
     component, module, op, dtype, why, other, line = key
     where = layers.write(other, set(others)) or "the loss"
     if other and (other, set(others)) == (module, set(indices)):

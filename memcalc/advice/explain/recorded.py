@@ -65,7 +65,7 @@ def read(
     device: int = 0,
     memory: int | None = None,
 ) -> Recorded:
-    """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
+    """Replay a snapshot of ``torch.cuda.memory._dump_snapshot`` under other allocator settings.
 
     Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
     128 MiB kept whole. ``memory``: bytes of the device; None: a device on which nothing is ever
@@ -79,11 +79,11 @@ def read(
     if not 0 <= device < devices:
         hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
         raise UsageError(f"{path} has no device {device}: {hint}.")
-    conf = _conf(snapshot)
+    conf = _find_conf(snapshot)
     usual = (_GROWS if _GROWS not in conf else "", "max_split_size_mb:128")
     tried = [parse_alloc_conf(one).text for one in dict.fromkeys((conf, *(confs or usual)))]
     calls, older = history(snapshot, device)
-    cards = [_card(conf, None), *(_card(one, memory) for one in tried)]
+    cards = [_make_card(conf, None), *(_make_card(one, memory) for one in tried)]
     held = breakdown(snapshot, device=device)
     replays: dict[Card, Replay] = {}
     try:
@@ -102,7 +102,7 @@ def read(
         replayed=replays[cards[0]].peaks if failed is None else None,
         not_replayed=failed,
         what_ifs=tuple(
-            _what_if(one, replays[card])
+            _summarize_replay(one, replays[card])
             for one, card in zip(tried, cards[1:], strict=True)
             if card in replays
         ),
@@ -110,12 +110,12 @@ def read(
 
 
 def history(snapshot: Snapshot, device: int = 0) -> tuple[list[Call], int]:
-    """Turn the trace of one device into calls, and count the storages older than the recording.
+    """Turn a snapshot's trace of one device into calls to replay, and count older storages.
 
     Older storages are born first, in order of address. PyTorch records requests, frees and changes
     of segments, but not calls of ``empty_cache``: memory that was given back counts as one.
     """
-    reader = _Reader()
+    reader = _TraceReader()
     for entry, following in pairwise([*snapshot.device_traces[device], Entry(action="end")]):
         reader.read(entry, following)
     for segment in snapshot.segments:
@@ -125,8 +125,8 @@ def history(snapshot: Snapshot, device: int = 0) -> tuple[list[Call], int]:
     return [*births, *reader.calls], len(births)
 
 
-class _Reader:
-    """A reader that gives every storage a key, as addresses are reused."""
+class _TraceReader:
+    """Turns allocator trace entries into calls, with a unique key for each storage."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -137,17 +137,18 @@ class _Reader:
         self._streams: dict[object, int] = {0: 0}
 
     def read(self, entry: Entry, following: Entry) -> None:
+        """Append the calls of one trace entry; ``following`` is the entry after it."""
         action, address = entry.action, entry.addr
         if action == "alloc":
-            self._live[address] = self._born(self.calls, entry.size, entry.stream)
+            self._live[address] = self._add_allocation(self.calls, entry.size, entry.stream)
         elif action == "free_requested":
             key = self._live.pop(address, None)
             if key is None:
-                key = self._from_before(address, entry.size, entry.stream)
+                key = self._add_older_allocation(address, entry.size, entry.stream)
             if (following.action, following.addr) != ("free_completed", address):
                 # Another stream was behind; which one is not recorded.
                 self._late[address] = key
-                self.calls.append(("used_by", key, self._stream(object())))
+                self.calls.append(("used_by", key, self._number_stream(object())))
             self.calls.append((key, 0))
         elif action == "free_completed" and address in self._late:
             self.calls.append(("passed", self._late.pop(address)))
@@ -155,36 +156,40 @@ class _Reader:
             self.calls.append(("empty_cache",))
 
     def add_survivors(self, segment: SegmentRecord) -> None:
-        """Count storages that are alive at the end and whose birth was not seen."""
+        """Add the live blocks of a segment whose allocation is not in the trace."""
         address = segment.address
         for block in segment.blocks:
             if block.state == "active_allocated" and address not in self._live:
-                self._from_before(address, block.requested_size, segment.stream)
+                self._add_older_allocation(address, block.requested_size, segment.stream)
             address += block.size
 
-    def _from_before(self, address: int, size: int, stream: int) -> int:
+    def _add_older_allocation(self, address: int, size: int, stream: int) -> int:
+        """Record a storage allocated before the recording began; return its key."""
         births: list[Call] = []
-        key = self._born(births, size, stream)
+        key = self._add_allocation(births, size, stream)
         (self.older[address],) = births
         return key
 
-    def _born(self, births: list[Call], size: int, stream: int) -> int:
+    def _add_allocation(self, births: list[Call], size: int, stream: int) -> int:
+        """Append an allocation to ``births`` and return its new key."""
         self._key += 1
-        births.append((self._key, max(size, 1), self._stream(stream)))
+        births.append((self._key, max(size, 1), self._number_stream(stream)))
         return self._key
 
-    def _stream(self, known: object) -> int:
-        """Number of a recorded stream, or of one that was not recorded."""
+    def _number_stream(self, known: object) -> int:
+        """Return a small number for a CUDA stream, 0 for the default stream."""
         return self._streams.setdefault(known, len(self._streams))
 
 
-def _card(conf: str, memory: int | None) -> Card:
+def _make_card(conf: str, memory: int | None) -> Card:
+    """Return the card to replay on: of this many bytes, or unlimited for None."""
     if memory is None:
         return Card(conf=without_fraction(conf), capacity=MEMORY)
     return Card(conf=conf, capacity=memory, room=memory)
 
 
-def _what_if(conf: str, found: Replay) -> WhatIf:
+def _summarize_replay(conf: str, found: Replay) -> WhatIf:
+    """Return the peaks, retries and out-of-memory error of a replay under a setting."""
     failed, why = found.refused, None
     if failed is not None:
         why = f"asked for {failed.asked:,} B with {failed.free:,} B free"
@@ -197,8 +202,8 @@ def _difference(
     """Say where the recording and a replay under its own settings differ, or return None."""
     if older:
         return f"the history starts in the middle: {older} storages are older"
-    requested = _peak(entries, ("alloc",), ("free_completed",))
-    reserved = _peak(entries, _TAKEN, _GIVEN)
+    requested = _find_peak(entries, ("alloc",), ("free_completed",))
+    reserved = _find_peak(entries, _TAKEN, _GIVEN)
     figures = (
         ("most requested", requested, replay.peaks.requested),
         ("most reserved", reserved, replay.peaks.reserved),
@@ -211,7 +216,8 @@ def _difference(
     return "; ".join(parts) or None
 
 
-def _peak(entries: Sequence[Entry], more: Sequence[str], less: Sequence[str]) -> int:
+def _find_peak(entries: Sequence[Entry], more: Sequence[str], less: Sequence[str]) -> int:
+    """Return the highest running total of entry sizes: ``more`` actions add, ``less`` subtract."""
     level = peak = 0
     for entry in entries:
         level += entry.size if entry.action in more else -entry.size if entry.action in less else 0
@@ -219,7 +225,8 @@ def _peak(entries: Sequence[Entry], more: Sequence[str], less: Sequence[str]) ->
     return peak
 
 
-def _conf(snapshot: Snapshot) -> str:
+def _find_conf(snapshot: Snapshot) -> str:
+    """Return ``PYTORCH_ALLOC_CONF`` of the recorded run, rebuilt from values if needed."""
     settings = snapshot.allocator_settings or RecordedSettings()
     if settings.text is not None:
         return settings.text

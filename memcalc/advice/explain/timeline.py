@@ -46,11 +46,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> int:
-        """The moment with the most requested bytes."""
+        """The index of the event with the most requested bytes."""
         return max(range(len(self.requested)), key=self.requested.__getitem__)
 
     def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Self:
-        """Return these moments alone, in their phases."""
+        """Return the timeline with only the events at these indices, and these phases."""
 
         def select(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
             return None if levels is None else tuple(levels[one] for one in moments)
@@ -67,8 +67,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
-    """Follow the steady step of a trace event by event, or all that a script did."""
-    trace = _until_its_end(trace)
+    """Return memory levels after each event of the steady step, or of a whole script."""
+    trace = _cut_at_program_end(trace)
     components = dict.fromkeys(Component, 0)
     bands: dict[Component, list[int]] = {component: [] for component in Component}
     stretches: list[Stretch] = []
@@ -92,7 +92,7 @@ def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
             band.append(components[component])
     levels: tuple[Levels, ...] | None = None
     if plan.target != "cpu":
-        levels = _replay(trace, plan, play, Wanted(levels=first)).levels
+        levels = _replay_trace(trace, plan, play, Wanted(levels=first)).levels
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
         requested=tuple(map(sum, zip(*bands.values(), strict=True))),
@@ -104,18 +104,19 @@ def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
     )
 
 
-def _until_its_end(trace: Trace) -> Trace:
-    """Return a trace whose model and optimizer are alive after the last step."""
+def _cut_at_program_end(trace: Trace) -> Trace:
+    """Return the trace without the frees at interpreter exit."""
     return replace(trace, events=trace.events[: program_end(trace)])
 
 
-def _replay(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
+def _replay_trace(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
+    """Replay a trace's allocations on a card of unlimited memory."""
     (found,) = play(list(list_calls(trace)), [roomy_card(look_up(plan))], wanted)
     return found
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
-    """Keep this many moments at most, each the highest of those that it represents."""
+    """Return the timeline with at most this many events: the highest of each equal stretch."""
     count = len(line.requested)
     if count <= moments:
         return line
@@ -133,14 +134,14 @@ def thin(line: Timeline, moments: int) -> Timeline:
 
 
 def save_predicted_snapshot(traced: Traced, path: Path, play: Play) -> None:
-    """Write what ``torch.cuda.memory._dump_snapshot`` would have, for pytorch.org/memory_viz.
+    """Write a predicted CUDA memory snapshot file for pytorch.org/memory_viz.
 
     Raises:
         UsageError: a CPU run has no CUDA memory, or the file cannot be written.
     """
-    plan, trace = traced.prediction.plan, _until_its_end(traced.trace)
+    plan, trace = traced.prediction.plan, _cut_at_program_end(traced.trace)
     if plan.target == "cpu":
         raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
-    snapshot = _replay(trace, plan, play, Wanted(snapshot=True)).snapshot
+    snapshot = _replay_trace(trace, plan, play, Wanted(snapshot=True)).snapshot
     assert snapshot is not None
     save_snapshot(snapshot, trace, path)

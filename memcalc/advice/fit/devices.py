@@ -19,7 +19,7 @@ _WITHIN_MACHINE = 8
 
 
 def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
-    """Try the plan over more and more GPUs, each with the plan's batch, until a layout fits.
+    """Try 1, 2, 4... GPUs with each parallel layout until one fits; return every attempt.
 
     Rows of one count are sorted: those that fit come first, and of them the one that sends least.
     """
@@ -70,7 +70,7 @@ def _fits(row: DevicesFit) -> bool:
 def try_gpus(
     plan: Plan, among: Sequence[catalog.Gpu], answers: Answers
 ) -> Iterator[tuple[GpuFit, Answer]]:
-    """Try the plan on each of these GPUs; yield their rows, and the answers that they are from."""
+    """Estimate the plan on each GPU; yield whether it fits, and the estimate or error."""
     plans = [replace(plan, gpu=gpu.name) for gpu in among]
     for gpu, answer in zip(among, answers.predict(plans), strict=True):
         row = GpuFit(

@@ -69,29 +69,29 @@ def answer(
     use_cache: bool = True,
     seen: Seen = lambda so_far: None,
 ) -> FitAnswer:
-    """Answer a question about a plan; see ``fit``. Without ``among``: the GPUs that clouds rent.
+    """Find what fits the plan's GPU; ``among``: the GPUs to try, else those that clouds rent.
 
     ``seen`` is called with the answer so far each time that more of it is known.
     """
     checked = check(plan)
-    _refuse(plan, find, memory)
+    _check_question(plan, find, memory)
     # The operations of a step are the cost of some settings.
     counted = "settings" in find
     answers = Answers(
         use_cache=use_cache, workers=None, counted=counted, figures=True, memory=memory
     )
-    so_far = _SoFar(FitAnswer(plan=plan), seen)
+    so_far = _PartialAnswer(FitAnswer(plan=plan), seen)
     if "devices" in find:
         so_far.add(devices=devices_that_fit(plan, answers))
     if "settings" in find:
         so_far.add(**with_settings(plan, answers))
     if plan.gpu is not None or memory is not None:
-        _on_device(so_far, find, answers)
+        _add_limits(so_far, find, answers)
     if "gpus" in find:
-        _add_gpus(so_far, among or catalog.list_rental_gpus(), answers)
+        _try_all_gpus(so_far, among or catalog.list_rental_gpus(), answers)
     found = so_far.answer
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
-    assumed = (*_pieces(plan, found), *found.assumptions, *checked.notes_at(longest))
+    assumed = (*_note_micro_batches(plan, found), *found.assumptions, *checked.notes_at(longest))
     return replace(
         found,
         traces=answers.runs,
@@ -100,15 +100,15 @@ def answer(
     )
 
 
-def _pieces(plan: Plan, found: FitAnswer) -> Iterator[str]:
-    """Yield a sentence on how stages divide the batches that were tried."""
+def _note_micro_batches(plan: Plan, found: FitAnswer) -> Iterator[str]:
+    """Yield a note that pipeline stages divide every batch into micro-batches, if so."""
     count = layouts.microbatches(plan)
     if count > 1 and any(limit.axis == "batch" for limit in found.limits):
         yield f"every batch is divided into {count} micro-batches (n_microbatches)"
 
 
-class _SoFar:
-    """An answer that grows; threads may share it."""
+class _PartialAnswer:
+    """An answer of ``fit`` that is filled in bit by bit, by several threads."""
 
     def __init__(self, answer: FitAnswer, seen: Seen) -> None:
         self.answer = answer
@@ -116,7 +116,7 @@ class _SoFar:
         self._lock = threading.Lock()
 
     def add(self, *limits: Limit, **known: Any) -> None:
-        """Set fields of the answer, or the limit of an axis, and show it."""
+        """Set fields of the answer, or the limit of an axis, and pass the answer to ``seen``."""
         with self._lock:
             for limit in limits:
                 others = [one for one in self.answer.limits if one.axis != limit.axis]
@@ -125,7 +125,8 @@ class _SoFar:
             self._seen(self.answer)
 
 
-def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
+def _check_question(plan: Plan, find: Collection[str], memory: int | None) -> None:
+    """Raise UsageError for an unknown ``find`` name, or options that contradict each other."""
     unknown = [name for name in find if name not in _FINDS]
     if unknown:
         raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
@@ -144,21 +145,23 @@ def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 
 
-def _add_gpus(so_far: _SoFar, among: Sequence[catalog.Gpu], answers: Answers) -> None:
+def _try_all_gpus(so_far: _PartialAnswer, among: Sequence[catalog.Gpu], answers: Answers) -> None:
+    """Add whether the plan fits each GPU, the cheapest first."""
     rows: list[GpuFit] = []
     for row, found in try_gpus(so_far.answer.plan, among, answers):
         rows = sorted([*rows, row], key=lambda row: (row.price is None, row.price, row.capacity))
-        so_far.add(gpus=tuple(rows), **_notes(found))
+        so_far.add(gpus=tuple(rows), **_copy_notes(found))
 
 
-def _notes(found: Answer) -> dict[str, Any]:
-    """Return the fields of an answer that say what was assumed and is not counted."""
+def _copy_notes(found: Answer) -> dict[str, Any]:
+    """Return the assumptions and uncounted items of an estimate as fields of ``FitAnswer``."""
     if isinstance(found, MemcalcError):
         return {}
     return {"assumptions": found.assumptions, "uncounted": found.uncounted}
 
 
-def _on_device(so_far: _SoFar, find: Collection[str], answers: Answers) -> None:
+def _add_limits(so_far: _PartialAnswer, find: Collection[str], answers: Answers) -> None:
+    """Add whether the plan fits its device, the largest batch and sequence, and the grid."""
     plan = so_far.answer.plan
     gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
     device = make_device(gpu, answers.memory, plan)
@@ -167,17 +170,17 @@ def _on_device(so_far: _SoFar, find: Collection[str], answers: Answers) -> None:
     if here is None:
         found = answers.predict_one(plan)
         here = read_probe(found)
-        so_far.add(here=here, **_notes(found))
+        so_far.add(here=here, **_copy_notes(found))
     asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or here.seq)]
     limits = [LimitSearch(axis, plan, here, answers, so_far.add) for axis in asked]
     reasons = dict(zip(asked, answers.map_parallel(LimitSearch.find, limits), strict=True))
     so_far.add(unknown={axis: why for axis, why in reasons.items() if why})
     if "grid" in find:
-        so_far.add(grid=_grid(plan, here.seq, answers))
+        so_far.add(grid=_estimate_grid(plan, here.seq, answers))
 
 
 def with_settings(plan: Plan, answers: Answers) -> dict[str, Any]:
-    """Try every remedy on the plan, and the cheapest of them together where it does not fit.
+    """Estimate every remedy alone, and search the cheapest combination that fits.
 
     Returns:
         The fields that it adds to an answer.
@@ -203,11 +206,12 @@ def with_settings(plan: Plan, answers: Answers) -> dict[str, Any]:
         "before": before,
         "settings": tuple(sorted(tried, key=order)),
         "search": found,
-        **_notes(traced.prediction),
+        **_copy_notes(traced.prediction),
     }
 
 
-def _grid(plan: Plan, seq: int | None, answers: Answers) -> Grid:
+def _estimate_grid(plan: Plan, seq: int | None, answers: Answers) -> Grid:
+    """Estimate batches 1, 2, 4... by sequence lengths, and whether each fits."""
     longest = longest_seq(plan) or _GRID_SEQS[-1]
     seqs: tuple[int | None, ...] = (None,)
     if seq is not None:
@@ -220,7 +224,7 @@ def _grid(plan: Plan, seq: int | None, answers: Answers) -> Grid:
 
 
 def probe_all(plans: Sequence[Plan], answers: Answers) -> list[Probe]:
-    """Probe plans that differ in batch and sequence only, small ones first.
+    """Estimate whether each plan fits; skip those larger than one that does not.
 
     A plan at least as large as one that does not fit is not run: its ``fit`` is the smaller one's,
     with ``allocated`` as its ``fit.metric``, for the least that it needs.
@@ -232,6 +236,7 @@ def probe_all(plans: Sequence[Plan], answers: Answers) -> list[Probe]:
     too_large: list[tuple[Plan, Probe]] = []
 
     def probe_one(plan: Plan) -> None:
+        """Add a plan's probe, without a run if a smaller plan is known not to fit."""
         for other, probe in list(too_large):
             if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
                 fit = replace(probe.fit, metric="allocated", needed_high=None, retries=0)

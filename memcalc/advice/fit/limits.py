@@ -25,7 +25,7 @@ _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
 
 
 def make_probe(plan: Plan, answers: Answers) -> Probe:
-    """Tell whether a plan fits its GPU.
+    """Estimate a plan; return its batch, sequence and whether it fits its GPU.
 
     Raises:
         MemcalcError: it could not be estimated.
@@ -34,7 +34,7 @@ def make_probe(plan: Plan, answers: Answers) -> Probe:
 
 
 def read_probe(found: Prediction) -> Probe:
-    """Return the size of a plan that was estimated, and whether it fits.
+    """Return an estimate's batch, sequence and whether it fits.
 
     Raises:
         EstimateError: it is not known.
@@ -73,7 +73,7 @@ class LimitSearch:
         self._known: dict[int, Probe] = {size: here} if size and size % step == 0 else {}
 
     def find(self) -> str:
-        """Find the limit and show it; return why no limit exists: some models take one length."""
+        """Search the limit, passing it to ``seen``; return why no limit exists, or ""."""
         step, by_batch = self._limit.step, self._limit.axis == "batch"
         most = _MOST_BATCH if by_batch else longest_seq(self._plan) or _MOST_SEQ
         sizes = range(step, most // step * step + 1, step)
@@ -101,10 +101,11 @@ class LimitSearch:
         return ""
 
     def _verdict(self, size: int) -> FitVerdict | None:
+        """Return the verdict of a size that was estimated, else None."""
         return self._known[size].fit.verdict if size in self._known else None
 
     def _ask(self, size: int) -> search.Sample:
-        """Return whether a size fits; one that cannot be run does not."""
+        """Estimate a size: whether it fits, and the bytes to spare; an error counts as no."""
         probe = self._probe(size)
         if probe is None:
             return search.Sample(holds=False, spare=None)
@@ -113,12 +114,13 @@ class LimitSearch:
         return search.Sample(holds=fit.fits, spare=spare)
 
     def _may_fit(self, size: int) -> search.Sample:
-        """Return whether a size fits, or is tight; a device that is full tells no bound."""
+        """Estimate a size: whether it fits or is tight, without bytes to spare."""
         self._probe(size)
         holds = self._verdict(size) in (FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.LEAKS)
         return search.Sample(holds=holds, spare=None)
 
     def _probe(self, size: int) -> Probe | None:
+        """Estimate a size once and update the limit; None if the model cannot run it."""
         if size in self._known:
             return self._known[size]
         plan = replace(self._plan, **{self._limit.axis: size})
@@ -147,7 +149,7 @@ class LimitSearch:
 
 
 def multiple(precision: str, architecture: Architecture) -> int:
-    """Return the number that the tokens of a batch should be a multiple of; 1: no Tensor Cores.
+    """Return what a batch's tokens should be a multiple of for Tensor Cores; 1 without them.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor
     Cores": dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100.
@@ -160,7 +162,7 @@ def multiple(precision: str, architecture: Architecture) -> int:
 
 
 def with_advice(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
-    """Return the limit with the largest size up to it that makes whole tiles, and why."""
+    """Return the limit with a suggested size: the largest Tensor Core multiple up to it."""
     most = limit.value(limit.best)
     if most is None:
         return limit

@@ -44,7 +44,7 @@ _OUTPUTS = {"outputs", "kv cache"}
 
 
 def bound_savings(prediction: Prediction, remedies: Iterable[Remedy], kept: int | None) -> int:
-    """Return the most requested bytes that remedies together can save at the peak of a run.
+    """Return an upper bound of the requested bytes that remedies save at a run's peak.
 
     ``kept``: those that ``kept_beyond_step`` returns; None: they are not known.
     """
@@ -58,7 +58,7 @@ def bound_savings(prediction: Prediction, remedies: Iterable[Remedy], kept: int 
 
 
 def kept_beyond_step(trace: Trace, plan: Plan, phase: Phase) -> int | None:
-    """Return the bytes at a phase's highest moment that forward made and that outlive their step.
+    """Return forward's bytes at a phase's peak that outlive their step, or None.
 
     None: the loop keeps no outputs, so others may be freed with them.
     """

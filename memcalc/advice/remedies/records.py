@@ -27,13 +27,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rung(self) -> str:
-        """The highest rung that is known, which decides whether a plan fits."""
+        """The name of the highest known memory level, which decides the fit: ``process_used``..."""
         known = (r for r in ("process_used", "reserved") if getattr(self.peak, r) is not None)
         return next(known, "requested")
 
     @property
     def needed(self) -> int:
-        """Bytes on the deciding rung; of a process with the high end of its context."""
+        """Bytes needed on the deciding level; for a process, with the largest CUDA context."""
         size: int = getattr(self.peak, self.rung)
         context = self.context
         if self.rung == "process_used" and context is not None and context.likely is not None:
@@ -46,14 +46,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return self.fit is not None and self.fit.fits
 
     def needed_under(self, limit: int) -> int:
-        """Return the bytes needed under a limit; on its own GPU the allocator frees its cache."""
+        """Return the bytes needed within a limit; on the plan's own GPU, those of its fit."""
         if self.fit is None or self.fit.limit != limit or not self.fit.fits:
             return self.needed
         return self.fit.most
 
 
 def figures(prediction: Prediction) -> Figures:
-    """Return the figures of an estimate that changed plans are compared by."""
+    """Return the figures of a prediction by which changed plans are compared."""
     return Figures(**{name: getattr(prediction, name) for name in Figures.__struct_fields__})
 
 
@@ -87,12 +87,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remedy(self) -> Remedy:
-        """The one remedy of a trial of one."""
+        """The only remedy of a trial with one remedy."""
         (remedy,) = self.remedies
         return remedy
 
     def saving(self, before: Figures, rung: str) -> int | None:
-        """Return the bytes that the change saves on a rung; negative: it needs more."""
+        """Return the bytes that the change saves on a memory level such as ``reserved``."""
         if self.figures is None:
             return None
         old, new = getattr(before.peak, rung), getattr(self.figures.peak, rung)
@@ -133,7 +133,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_goal(limit: int, before: Figures) -> Goal:
-    """Return the goal to need at most this many bytes on the deciding rung."""
+    """Return the goal to need at most ``limit`` bytes on the deciding memory level."""
     context = before.context if before.rung == "process_used" else None
     return Goal(
         limit=limit,

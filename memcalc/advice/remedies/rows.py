@@ -61,13 +61,13 @@ _ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
 def row(
     rank: int, key: str, title: str, cost: str, source: str, unfit: str | None = None, **fields: Any
 ) -> Remedy:
-    """Return a remedy that changes these fields of the plan."""
+    """Return a remedy of this cost rank and text that sets these fields of the plan."""
     text = {"key": key, "title": title, "cost": cost, "source": source}
     return Remedy(rank=rank, **text, unfit=unfit, changes=tuple(fields.items()))
 
 
 def of_step(plan: Plan) -> Iterator[Remedy]:
-    """Yield what spares a step memory: a fused optimizer, no kept gradients, outputs, KV cache."""
+    """Yield remedies in the step: fused optimizer, set_to_none, no kept outputs, no KV cache."""
     choice = registry.of(plan)
     if choice.kind in ("foreach", "for-loop"):
         settled = tuple(one for one in plan.optim_args if one[0] not in ("fused", "foreach"))
@@ -93,7 +93,7 @@ def of_step(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_kernels(plan: Plan) -> Iterator[Remedy]:
-    """Yield attention that does not store its scores, and segments that grow."""
+    """Yield remedies without other arithmetic: fused attention, expandable segments."""
     if plan.attention in ("eager", "math"):
         title = "PyTorch's fused attention (--attention auto)"
         yield row(0, "sdpa", title, _NONE, _SDPA, attention="auto")
@@ -101,7 +101,7 @@ def of_kernels(plan: Plan) -> Iterator[Remedy]:
 
 
 def expandable(plan: Plan) -> Iterator[Remedy]:
-    """Yield expandable segments, which keep free memory in one piece."""
+    """Yield the remedy of expandable segments, unless the plan has them."""
     packed = "".join(plan.alloc_conf.split())
     if "expandable_segments:true" not in packed.lower():
         kept = _SETTING.sub("", packed).strip(",")
@@ -138,7 +138,7 @@ _CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counte
 
 
 def of_pieces(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Yield micro-batches of a half, or why the batch is not cut."""
+    """Yield the remedy of half-size micro-batches, or why the batch cannot be split."""
     pieces = list_pieces(plan)
     reason = None
     if plan.inputs:
@@ -154,7 +154,7 @@ def of_pieces(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def accumulate(plan: Plan, pieces: int) -> Remedy:
-    """Return the remedy that cuts the batch into equal pieces, one after the other."""
+    """Return the remedy that splits the batch into equal micro-batches (gradient accumulation)."""
     size, count = plan.batch // pieces, plan.grad_accum * pieces
     title = f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})"
     cost = "same gradient; smaller kernels, slower if they leave the GPU idle"
@@ -163,7 +163,7 @@ def accumulate(plan: Plan, pieces: int) -> Remedy:
 
 
 def accumulate_two(plan: Plan, pieces: int) -> Remedy:
-    """Return a step of two such micro-batches: the memory of all of them, with fewer events."""
+    """Return a cheap stand-in for ``accumulate``: only two micro-batches of the same size."""
     whole, size = accumulate(plan, pieces), plan.batch // pieces
     if plan.grad_accum * pieces == 2:
         return whole
@@ -172,14 +172,14 @@ def accumulate_two(plan: Plan, pieces: int) -> Remedy:
 
 
 def list_pieces(plan: Plan) -> list[int]:
-    """Return the numbers of equal pieces that the batch can be cut into, fewest first."""
+    """Return the numbers of equal micro-batches that the batch can be split into, ascending."""
     if plan.inputs:
         return []
     return [n for n in range(2, plan.batch + 1) if plan.batch % n == 0]
 
 
 def of_layouts(plan: Plan) -> Iterator[Remedy]:
-    """Yield shards of what several GPUs hold alike, and offload of the shards to host memory."""
+    """Yield remedies over several GPUs: sharding, CPU offload, loading the base on the host."""
     spread, said = layouts.spread(plan), dict(plan.parallel_args)
     if spread.world > 1 and spread.layout in ("ddp", "zero1"):
         for name, what in SHARDS.items():
@@ -210,7 +210,7 @@ def of_layouts(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_losses(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Yield logits of a part of the tokens at a time, or none at all by Liger's kernels."""
+    """Yield remedies for the logits: the loss in chunks, or Liger's fused kernels."""
     if plan.loss_chunks == 1 and not plan.liger:
         title = f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})"
         yield row(
@@ -229,7 +229,7 @@ def of_losses(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def of_backward(plan: Plan) -> Iterator[Remedy]:
-    """Yield updates inside backward, and checkpointing."""
+    """Yield remedies in backward: optimizer steps inside backward, activation checkpointing."""
     if not plan.optim_in_backward and not registry.of(plan).row.in_backward:
         # What PyTorch itself cannot run together is refused where the changed plan is made.
         clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
@@ -263,7 +263,7 @@ def checkpoint_all() -> Remedy:
 
 
 def shard_over_gpus(plan: Plan, count: int) -> Remedy:
-    """Return the remedy that shares the model and the samples of a step among several GPUs."""
+    """Return the remedy that shards the model and splits the batch over ``count`` GPUs."""
     return row(
         *(3, f"{count} GPUs", f"over {count} GPUs ({SHARDED})"),
         *(f"{count} GPUs, and traffic between them", _SHARDS),
@@ -275,14 +275,14 @@ def shard_over_gpus(plan: Plan, count: int) -> Remedy:
 
 
 def half_precision(plan: Plan) -> str:
-    """Return the half precision that the plan's GPU computes in."""
+    """Return "bf16", or "fp16" if the plan's GPU has no bfloat16."""
     if plan.gpu is not None and not architectures()[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 
 
 def of_precision(plan: Plan) -> Iterator[Remedy]:
-    """Yield half precision of products and weights, 8-bit states, no fp32 around a 4-bit base."""
+    """Yield remedies of precision: autocast, 8-bit optimizer states, bf16 weights."""
     half = half_precision(plan)
     if plan.precision in ("fp32", "tf32"):
         title = f"autocast to {half} (--precision amp-{half})"
@@ -294,8 +294,8 @@ def of_precision(plan: Plan) -> Iterator[Remedy]:
         title = f"8-bit optimizer states{f' (--optim {twin})' if twin else ''}"
         yield row(
             *(5, "8-bit states", title, "states in 8 bit", EIGHT_BIT),
-            unfit=_not_in_8_bit(plan, choice),
-            **_optimizer(plan, twin),
+            unfit=_refuse_8_bit_states(plan, choice),
+            **_change_optimizer(plan, twin),
         )
     if not plan.half_weights:
         slow = "" if half == "bf16" else ", which this GPU computes slowly"
@@ -309,7 +309,7 @@ def of_precision(plan: Plan) -> Iterator[Remedy]:
                 *(6, "bf16, corrected", title, cost, CORRECTED),
                 unfit=_missing_arguments(plan, name),
                 precision="bf16",
-                **_optimizer(plan, name),
+                **_change_optimizer(plan, name),
             )
     if plan.scheme is not None and plan.kbit_prepare:
         title = "norms, embeddings and head stay in 16 bit (--no-kbit-prepare)"
@@ -318,20 +318,20 @@ def of_precision(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_weights(plan: Plan) -> Iterator[Remedy]:
-    """Yield weights in half precision and in 4 bit, where nothing trains."""
+    """Yield remedies for inference: weights in half precision or in 4 bit."""
     half = half_precision(plan)
     if not plan.half_weights:
         title, cost = f"everything in {half} (--precision {half})", "weights, results and cache in"
         yield row(1, half, title, f"{cost} {half}", _HALF, precision=half)
     if plan.scheme is None and plan.engine is None:
-        options, changes = _in_4_bit(plan)
+        options, changes = _quantize_changes(plan)
         title = f"weights in 4 bit ({options})"
         cost = "4-bit weights, dequantized for every product"
-        yield row(8, "4 bit", title, cost, FOUR_BIT, unfit=_not_in_4_bit(plan), **changes)
+        yield row(8, "4 bit", title, cost, FOUR_BIT, unfit=_refuse_4_bit(plan), **changes)
 
 
 def of_adapters(plan: Plan) -> Iterator[Remedy]:
-    """Yield adapters instead of the model, smaller ones, or adapters around weights in 4 bit."""
+    """Yield remedies with adapters: LoRA, half its rank, QLoRA."""
     if plan.adapters is None:
         title = f"LoRA (--lora {USUAL_LORA})"
         yield row(7, "LoRA", title, "only adapters train", LORA, lora=USUAL_LORA)
@@ -341,30 +341,30 @@ def of_adapters(plan: Plan) -> Iterator[Remedy]:
         title = f"half the rank (--lora {less})"
         yield row(7, "lower rank", title, "adapters of half the size learn less", LORA, lora=less)
     if plan.scheme is None:
-        options, changes = _in_4_bit(plan, lora=plan.adapters or USUAL_LORA)
+        options, changes = _quantize_changes(plan, lora=plan.adapters or USUAL_LORA)
         cost = "only adapters train; 4-bit weights are dequantized for every product"
         title = f"QLoRA ({options})"
-        yield row(8, "QLoRA", title, cost, QLORA, unfit=_not_in_4_bit(plan), **changes)
+        yield row(8, "QLoRA", title, cost, QLORA, unfit=_refuse_4_bit(plan), **changes)
 
 
-def _in_4_bit(plan: Plan, **others: str) -> tuple[str, dict[str, Any]]:
-    """Return the change to weights in 4 bit, which compute in half precision, also as options."""
+def _quantize_changes(plan: Plan, **others: str) -> tuple[str, dict[str, Any]]:
+    """Return 4-bit quantization as command-line options and as fields of the plan."""
     wide = plan.precision in ("fp32", "tf32")
     half = {"precision": half_precision(plan)} if wide else {}
     changes = {"quant": "nf4-dq", **others, **half}
     return " ".join(f"--{name} {value}" for name, value in changes.items()), changes
 
 
-def _not_in_4_bit(plan: Plan) -> str | None:
-    """Return why a model is not loaded in 4 bit, or None if it can be."""
+def _refuse_4_bit(plan: Plan) -> str | None:
+    """Return why the model cannot be loaded in 4 bit, or None if it can."""
     asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
     refused = checkpoint_refusal(asked, source) is not None
     quantized_already = "the checkpoint is quantized already, in another way" if refused else None
     return quant_refusal(asked, source) or quantized_already
 
 
-def _not_in_8_bit(plan: Plan, choice: Choice) -> str | None:
-    """Return why the optimizer's states are not kept in 8 bit, or None if they can be."""
+def _refuse_8_bit_states(plan: Plan, choice: Choice) -> str | None:
+    """Return why the optimizer cannot keep its states in 8 bit, or None if it can."""
     twin = choice.row.twin_8bit
     if choice.row.closed_form and not choice.state([_ONE]).tensors:
         return f"{choice.row.name} keeps no state with these settings"
@@ -374,22 +374,22 @@ def _not_in_8_bit(plan: Plan, choice: Choice) -> str | None:
     return _missing_arguments(plan, twin) or cpu
 
 
-def _optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
-    """Return the change to another optimizer, with the arguments that both take."""
+def _change_optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
+    """Return the plan fields that switch to an optimizer, with the arguments it accepts."""
     if name is None:
         return {}
-    takes = _takes(name)
+    takes = _list_arguments(name)
     kept = tuple(pair for pair in plan.optim_args if pair[0] in takes)
     return {"optim": name, "optim_args": kept}
 
 
 def _missing_arguments(plan: Plan, name: str) -> str | None:
-    """Return which of the plan's arguments another optimizer lacks, or None if it has all."""
-    takes = (*_takes(name), *_SWITCHES)
+    """Return which of the plan's optimizer arguments ``name`` lacks, or None."""
+    takes = (*_list_arguments(name), *_SWITCHES)
     lost = [key for key, value in plan.optim_args if value and key not in takes]
     return f"{name} has no {', '.join(lost)}" if lost else None
 
 
-def _takes(name: str) -> tuple[str, ...]:
+def _list_arguments(name: str) -> tuple[str, ...]:
     row = registry.find(name, {}).row
     return (*row.defaults, *row.takes)

@@ -28,7 +28,7 @@ from memcalc.workload import tasks
 def search(
     trials: Trials, remedies: Sequence[Remedy], goal: Goal, inventory: Inventory | None = None
 ) -> Search:
-    """Find the cheapest plan that reaches a goal; the inventory rules plans out without a run."""
+    """Find the cheapest combination of remedies that reaches a goal."""
     finder = _Finder(trials, goal, inventory)
     if goal.holds(trials.before):
         best: Trial | None = Trial(remedies=(), figures=trials.before)
@@ -44,7 +44,7 @@ def search(
 
 
 def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
-    """Return growing sets of remedies, by cost; a later one replaces one of the same field.
+    """Return growing sets of remedies by cost; a later remedy replaces one of the same field.
 
     Cutting the batch is left out, and updating inside backward, which does not go with it.
     """
@@ -83,18 +83,18 @@ class _Finder:
         self._pieces = list_pieces(trials.plan)
 
     def find(self, remedies: Sequence[Remedy]) -> Trial | None:
-        """Find the cheapest combination that holds."""
+        """Find the cheapest combination that reaches the goal, without remedies that fail alone."""
         if not any(remedy.key == "accumulate" for remedy in remedies):
             self._pieces = []
         while True:
             known = len(self._broken)
-            found = self._first([one for one in remedies if one.key not in self._broken])
+            found = self._find_first_stage([one for one in remedies if one.key not in self._broken])
             # What cannot run at all makes every stage fail that it is part of.
             if found is not None or len(self._broken) == known:
                 return found
 
-    def _first(self, remedies: Sequence[Remedy]) -> Trial | None:
-        """Find the first stage that holds: alone, updated inside backward, or cut in pieces."""
+    def _find_first_stage(self, remedies: Sequence[Remedy]) -> Trial | None:
+        """Return the first of growing remedy sets that reaches the goal, reduced, or None."""
         inside = [remedy for remedy in remedies if remedy.key == "in backward"]
         found = stages(remedies)
         for number, stage in enumerate(found):
@@ -104,16 +104,16 @@ class _Finder:
             if self._pieces:
                 ways.append((stage, self._pieces[-1]))
             for way, pieces in ways:
-                whole = self._cut(way, pieces)
+                whole = self._split_batch(way, pieces)
                 if self._is_ruled_out(whole):
                     continue
                 # Beside it the next questions: those if it does not hold, and those if the last
                 # one does.
-                after = found[number + 1 :] or [_without(way, one) for one in _dearest(way)]
-                self._prepare([whole, *(self._cut(one, pieces) for one in after)])
+                after = found[number + 1 :] or [_drop(way, one) for one in _sort_by_cost(way)]
+                self._run_ahead([whole, *(self._split_batch(one, pieces) for one in after)])
                 if self._known[whole].figures is None:
                     # What fails by itself is left out; where nothing does, what was added last.
-                    self._estimate([(remedy,) for remedy in whole])
+                    self._estimate_stages([(remedy,) for remedy in whole])
                     alone = {one.key for one in whole if self._known[(one,)].figures is None}
                     self._broken |= alone or {max(whole, key=lambda one: one.rank).key}
                     return None
@@ -124,27 +124,28 @@ class _Finder:
         return None
 
     def _shrink(self, stage: Sequence[Remedy], pieces: int) -> Trial | None:
-        """Take out of a stage all it does not need; return None if two micro-batches misled."""
+        """Drop remedies and micro-batches a set does not need; None if it misses the goal."""
         for part in (accumulate_two, accumulate):
             self._part = part
-            if pieces > 1 and not self._holds(self._cut(stage, pieces)):
+            if pieces > 1 and not self._holds(self._split_batch(stage, pieces)):
                 break
-            fewest = self._fewest(stage) if pieces > 1 else 1
-            kept = self._leanest(stage, fewest)
+            fewest = self._find_fewest_pieces(stage) if pieces > 1 else 1
+            kept = self._reduce_stage(stage, fewest)
             self._part = accumulate
-            whole = self._cut(kept, fewest)
+            whole = self._split_batch(kept, fewest)
             if self._holds(whole):
                 return self._known[whole]
         self._part = accumulate_two
         return None
 
-    def _fewest(self, stage: Sequence[Remedy]) -> int:
-        """Find the fewest pieces that hold, where all pieces hold and one does not."""
+    def _find_fewest_pieces(self, stage: Sequence[Remedy]) -> int:
+        """Return the fewest micro-batches with which a remedy set reaches the goal."""
         # The whole batch does not hold, which bounds the others.
         pieces = {self._trier.plan.batch // n: n for n in reversed((1, *self._pieces))}
 
         def ask(batch: int) -> Sample:
-            cut = self._cut(stage, pieces[batch])
+            """Estimate the remedies with this micro-batch: goal reached, bytes to spare."""
+            cut = self._split_batch(stage, pieces[batch])
             holds = self._holds(cut)
             figures = self._figures(cut)
             spare = self.goal.limit - figures.needed if figures is not None else None
@@ -156,51 +157,55 @@ class _Finder:
         return pieces[best]
 
     def _figures(self, stage: tuple[Remedy, ...]) -> Figures | None:
-        """Return figures of a stage, or of the same without expandable segments; None: unknown."""
+        """Return the known figures of a remedy set, with or without expandable segments."""
         plain = tuple(one for one in stage if one.key != "expandable")
         found = self._known.get(stage) or self._known.get(plain)
         return found.figures if found is not None else None
 
-    def _leanest(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
-        """Take out all that is not needed, the most costly first.
+    def _reduce_stage(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
+        """Return a remedy set without those it can do without, costliest dropped first.
 
         Free remedies stay, unless they are enough alone: then they are asked about too. If a remedy
         that was taken out had added memory, others may have been needed for that, and are asked
         about again.
         """
         kept, again = tuple(stage), True
-        if not any(one.rank for one in kept) and self._holds(self._cut((), pieces)):
+        if not any(one.rank for one in kept) and self._holds(self._split_batch((), pieces)):
             return ()
         while again:
             again = False
-            order = _dearest(kept)
+            order = _sort_by_cost(kept)
             for number, one in enumerate(order):
-                self._prepare([self._cut(_without(kept, o), pieces) for o in order[number:]])
-                fewer = _without(kept, one)
-                if self._holds(self._cut(fewer, pieces)):
-                    again = again or self._size(fewer, pieces) < self._size(kept, pieces)
+                self._run_ahead([self._split_batch(_drop(kept, o), pieces) for o in order[number:]])
+                fewer = _drop(kept, one)
+                if self._holds(self._split_batch(fewer, pieces)):
+                    again = again or self._get_bytes(fewer, pieces) < self._get_bytes(kept, pieces)
                     kept = fewer
         return kept
 
-    def _size(self, stage: Sequence[Remedy], pieces: int) -> int:
-        figures = self._known[self._cut(stage, pieces)].figures
+    def _get_bytes(self, stage: Sequence[Remedy], pieces: int) -> int:
+        """Return the bytes needed with a remedy set that was estimated."""
+        figures = self._known[self._split_batch(stage, pieces)].figures
         assert figures is not None
         return figures.needed
 
-    def _cut(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
+    def _split_batch(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
+        """Return the remedy set plus the split of the batch into ``pieces`` parts."""
         if pieces == 1:
             return tuple(stage)
         both = [*stage, self._part(self._trier.plan, pieces)]
         return tuple(sorted(both, key=lambda one: one.rank))
 
     def _holds(self, stage: tuple[Remedy, ...]) -> bool:
+        """Return True if an estimate with these remedies reaches the goal."""
         if self._is_ruled_out(stage):
             return False
-        self._estimate([stage])
+        self._estimate_stages([stage])
         figures = self._known[stage].figures
         return figures is not None and self.goal.holds(figures)
 
     def _is_ruled_out(self, stage: Sequence[Remedy]) -> bool:
+        """Return True if a lower bound shows, without a run, that the goal is missed."""
         if self.goal.outside is None:
             return False
         room = self.goal.limit - self.goal.outside
@@ -220,16 +225,15 @@ class _Finder:
             return False
         return plan in self.ruled_out
 
-    def _prepare(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the first of these that may hold, and the next ones beside it."""
+    def _run_ahead(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
+        """Estimate the first of these remedy sets not ruled out, up to ``at_once`` of them."""
         open_ = [stage for stage in dict.fromkeys(stages) if not self._is_ruled_out(stage)]
-        self._estimate(open_[: self._trier.at_once])
+        self._estimate_stages(open_[: self._trier.at_once])
 
-    def _estimate(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
+    def _estimate_stages(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
+        """Estimate the remedy sets not estimated yet and store their trials."""
         # Expandable segments are a replay of the run without them: one run answers for both.
-        twins = [
-            _without(stage, one) for stage in stages for one in stage if one.key == "expandable"
-        ]
+        twins = [_drop(stage, one) for stage in stages for one in stage if one.key == "expandable"]
         fresh = [stage for stage in (*stages, *twins) if stage not in self._known]
         for stage, trial in zip(fresh, self._trier.each(fresh) if fresh else (), strict=True):
             self._known[stage] = trial
@@ -240,13 +244,13 @@ class _Finder:
                 self.trials.append(trial)
 
 
-def _dearest(stage: Sequence[Remedy]) -> list[Remedy]:
-    """Return the remedies that may be taken out of a stage, the most costly first."""
+def _sort_by_cost(stage: Sequence[Remedy]) -> list[Remedy]:
+    """Return the remedies that may be dropped (free ones if no others), costliest first."""
     costly = [one for one in stage if one.rank]
     return sorted(costly or stage, key=lambda one: -one.rank)
 
 
-def _without(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
+def _drop(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
 
 
@@ -266,7 +270,7 @@ def advise(
     most: int | None = None,
     seen: Seen = lambda tried, found: None,
 ) -> tuple[tuple[Trial, ...], Search | None]:
-    """Search a plan that reaches the goal, if any; then try each remedy of the plan alone.
+    """Search a combination of remedies that reaches the goal, then try each remedy alone.
 
     Args:
         trials: tries the changes of a plan.
@@ -282,7 +286,7 @@ def advise(
     listed = candidates(trials.plan)
     found = search(trials, listed, goal, trials.inventory) if goal else None
     if most is not None:
-        listed = _worth_a_run(listed, trials, found)
+        listed = _keep_useful(listed, trials, found)
     tried: tuple[Trial, ...] = ()
     if found is not None:
         seen(tried, found)
@@ -295,8 +299,8 @@ def advise(
     return tried, found
 
 
-def _worth_a_run(remedies: Sequence[Remedy], trials: Trials, found: Search | None) -> list[Remedy]:
-    """Return the remedies that may save much; where a plan fits, those that train the same."""
+def _keep_useful(remedies: Sequence[Remedy], trials: Trials, found: Search | None) -> list[Remedy]:
+    """Return the remedies whose possible saving is worth an estimate, and not too costly."""
     least = _WORTH * trials.before.peak.requested
     dearest: float = _TRAINS_THE_SAME
     if trials.plan.infers or (found is not None and found.best is None):
@@ -314,7 +318,7 @@ def _worth_a_run(remedies: Sequence[Remedy], trials: Trials, found: Search | Non
 
 
 def candidates(plan: Plan) -> list[Remedy]:
-    """Return the remedies of a plan, cheapest first, without those that it has already.
+    """Return all remedies that apply to a plan, cheapest first.
 
     Raises:
         UsageError: the plan names a model or task that is not known.

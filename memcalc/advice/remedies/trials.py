@@ -42,7 +42,7 @@ class Trials:
         self.before = figures(self._known)
 
     def sort_key(self, trial: Trial) -> int:
-        """Return the key that sorts the largest saving first, and trials without figures last."""
+        """Return the sort key of a trial: the largest saving first, without figures last."""
         rung = "reserved" if self.before.peak.reserved is not None else "requested"
         saving = trial.saving(self.before, rung)
         return -saving if saving is not None else 1 << 60
@@ -61,7 +61,7 @@ class Trials:
         """Estimate the plan with each of these sets of changes, and yield in their order."""
         for _ in self._begun:
             pass
-        plans = [_try_changes(self.plan, stage) for stage in stages]
+        plans = [_apply_or_explain(self.plan, stage) for stage in stages]
         found = self.answers.predict([plan for plan in plans if isinstance(plan, Plan)])
         for stage, plan in zip(stages, plans, strict=True):
             answer = next(found) if isinstance(plan, Plan) else plan
@@ -72,19 +72,19 @@ class Trials:
 
 
 def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
-    """Trace a plan, and try each of these remedies alone beside it.
+    """Trace a plan while estimating it with each of these remedies alone.
 
     Raises:
         MemcalcError: the plan cannot be traced.
     """
-    tried = dict.fromkeys(_try_changes(plan, [remedy]) for remedy in remedies)
+    tried = dict.fromkeys(_apply_or_explain(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
     traced, beside = answers.trace_with(plan, others)
     return traced, Trials(traced, answers, begun=beside)
 
 
-def _try_changes(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
-    """Return the changed plan, or why it cannot be made."""
+def _apply_or_explain(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
+    """Return the plan with these remedies, or a sentence why it cannot have them."""
     refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
     try:
         return refused or apply(plan, *remedies)
@@ -93,7 +93,7 @@ def _try_changes(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
 
 
 def apply(plan: Plan, *remedies: Remedy) -> Plan:
-    """Return the plan with all changes; of two changes of a field the later one counts.
+    """Return the plan with the changes of these remedies; of two of a field the later counts.
 
     Raises:
         UsageError: the changes do not go together.
@@ -102,7 +102,7 @@ def apply(plan: Plan, *remedies: Remedy) -> Plan:
 
 
 def change(plan: Plan, changes: Iterable[Change]) -> Plan:
-    """Return the plan with these fields changed.
+    """Return the plan with these (field, value) pairs set.
 
     Raises:
         UsageError: the changes do not go together.

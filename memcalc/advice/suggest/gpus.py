@@ -47,7 +47,7 @@ def cards(
     use_cache: bool = True,
     seen: Seen = lambda so_far: None,
 ) -> Suggestions:
-    """Find the smallest card, among these or those that clouds rent, for each way to train.
+    """Find, for each way to train, the GPU with the least memory that fits.
 
     Raises:
         UsageError: the plan cannot be understood, or there is no card that PyTorch runs on.
@@ -81,24 +81,25 @@ class _Finder:
         self._floor = Floor(plan)
 
     def find(self, way: Remedy, lean: bool) -> Suggestion:
-        """Find the smallest card, or the fewest of the largest ones for a lean plan."""
-        missed = self._find(way, lean, 1)
+        """Find the smallest GPU for a way; if lean and none fits, the fewest of the largest."""
+        missed = self._find_smallest(way, lean, 1)
         samples = self._plan.batch * self._plan.grad_accum
         if missed.figures is None and missed.error is None and lean and self._plan.devices == 1:
             for count in COUNTS:
                 if samples % count:
                     break
-                found = self._find(way, lean, count)
+                found = self._find_smallest(way, lean, count)
                 if found.figures is not None:
                     return found
         return missed
 
-    def _find(self, way: Remedy, lean: bool, count: int) -> Suggestion:
-        """Find the smallest card that a plan fits: each run tells how large one has to be."""
-        more = _lean(self._plan, count) if lean else ()
+    def _find_smallest(self, way: Remedy, lean: bool, count: int) -> Suggestion:
+        """Find the smallest GPU that fits a way, on ``count`` GPUs with shards if more than one."""
+        more = _memory_saving_changes(self._plan, count) if lean else ()
         known: dict[int, Prediction | MemcalcError | int] = {}
 
         def ask(size: int) -> Sample:
+            """Estimate the way on the GPU of this (negative) size: fit and bytes to spare."""
             gpu = self._by_size[size]
             alive = [a.peak.allocated or 0 for a in known.values() if isinstance(a, Prediction)]
             if alive and cannot_fit(min(alive), make_device(gpu)) is not None:
@@ -112,7 +113,7 @@ class _Finder:
             return Sample(holds=answer.fits, spare=gpu.memory - figures(answer).needed)
 
         # A card with a byte less has a byte less to spare.
-        best = largest(ask, tuple(self._by_size), self._start(way, more, count), fall=1).best
+        best = largest(ask, tuple(self._by_size), self._choose_start(way, more, count), fall=1).best
         if best is None:
             return failed(way, known[min(known)], *more)
         gpu, found = self._by_size[best], known[best]
@@ -121,8 +122,8 @@ class _Finder:
         one = Suggestion(way=way, remedies=more, figures=figures(found))
         return with_speed(one, found, gpu)
 
-    def _start(self, way: Remedy, more: tuple[Remedy, ...], count: int) -> int:
-        """Return the size to try first: half as much again as the least bytes, if known."""
+    def _choose_start(self, way: Remedy, more: tuple[Remedy, ...], count: int) -> int:
+        """Return the size to try first: minus 1.5 times the least bytes, or the largest card."""
         largest_card = self._sizes[-1]
         asked = self._plan_on(largest_card, way, more)
         least = self._floor.least(asked) if isinstance(asked, Plan) and count == 1 else None
@@ -131,7 +132,7 @@ class _Finder:
     def _plan_on(
         self, gpu: Gpu, way: Remedy, more: tuple[Remedy, ...]
     ) -> Plan | MemcalcError | int:
-        """Return the plan on a card, or the bytes that the card has no room for."""
+        """Return the plan on a GPU, an error, or its least bytes if the GPU is too small."""
         there = replace(self._plan, gpu=gpu.name)
         try:
             # What half precision the card computes in is part of the way.
@@ -144,8 +145,8 @@ class _Finder:
         return self._floor.excess(asked) or asked
 
 
-def _lean(plan: Plan, count: int) -> tuple[Remedy, ...]:
-    """Return checkpointing and micro-batches, over several GPUs with shards."""
+def _memory_saving_changes(plan: Plan, count: int) -> tuple[Remedy, ...]:
+    """Return full checkpointing and micro-batches, with shards over ``count`` GPUs."""
     spread: tuple[Remedy, ...] = ()
     if count > 1:
         spread = (shard_over_gpus(plan, count),)
@@ -155,6 +156,7 @@ def _lean(plan: Plan, count: int) -> tuple[Remedy, ...]:
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:
+    """Yield one supported GPU per nominal memory size, with bfloat16 if any has it."""
     by_size: dict[int, list[Gpu]] = {}
     for gpu in among:
         if gpu.capability >= _OLDEST:

@@ -66,14 +66,14 @@ _OPTIMIZER_KEYS = {"optim", "optimizer", "optimizer._component_"}
 
 
 def lora_config(adapters: str) -> str:
-    """Return the class of peft for adapters, as Python."""
+    """Return Python code of a ``peft.LoraConfig`` call for an adapters setting."""
     found = adapter(adapters)
     named = f'"{found.target}"' if isinstance(found.target, str) else repr(list(found.target))
     return f"LoraConfig(r={found.r}, lora_alpha={found.alpha:g}, target_modules={named})"
 
 
 def bitsandbytes_arguments(plan: Plan) -> list[str]:
-    """Return the arguments of ``BitsAndBytesConfig`` for the plan's scheme, as Python."""
+    """Return the keyword arguments of ``BitsAndBytesConfig`` as Python code."""
     found = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme or ""].items()]
     if "load_in_4bit=True" in found:
         default = WEIGHT_DTYPES.get(plan.precision.removeprefix("amp-"), "float32")
@@ -82,7 +82,7 @@ def bitsandbytes_arguments(plan: Plan) -> list[str]:
 
 
 def is_written_for(program: str, file: str) -> bool:
-    """Tell whether a recipe has the format of a program."""
+    """Return True if a recipe file has the settings format of a program."""
     path = dialects.find(file)
     found = dialects.recognise(dialects.load(path)) if path is not None else None
     known = PROGRAMS.get(program)
@@ -90,7 +90,7 @@ def is_written_for(program: str, file: str) -> bool:
 
 
 def snippet(plan: Plan, program: str) -> str:
-    """Write the plan as the settings of a program, which is one of ``PROGRAMS``.
+    """Return the plan as a settings file or Python code of one of ``PROGRAMS``, to copy.
 
     Raises:
         UsageError: there is no such program.
@@ -114,19 +114,19 @@ def snippet(plan: Plan, program: str) -> str:
         lora=lora_config(plan.lora) if plan.lora is not None else "",
         torchao=TORCHAO.get(plan.scheme or ""),
         bitsandbytes=bitsandbytes_arguments(plan) if by_bitsandbytes and not quantized else [],
-        loading=_loading(plan, quantized),
+        loading=_list_loading_arguments(plan, quantized),
         prepares=by_bitsandbytes and plan.kbit_prepare,
         variant=variant,
         knows_scheme=plan.scheme in (None, *known.schemes),
         knows_precision=not known.precisions or plan.precision in known.precisions,
         knows_layout=accelerate.name_layout(plan) in ("", *known.layouts),
         names_optimizer=not _OPTIMIZER_KEYS.isdisjoint(settings),
-        optimizer=_optimizer(plan),
+        optimizer=_name_optimizer(plan),
     )
 
 
-def _loading(plan: Plan, quantized: bool) -> list[str]:
-    """Return the arguments of ``from_pretrained``."""
+def _list_loading_arguments(plan: Plan, quantized: bool) -> list[str]:
+    """Return the keyword arguments of ``from_pretrained`` as Python code."""
     found = (
         [f"dtype=torch.{WEIGHT_DTYPES[plan.precision]}"] if plan.precision in WEIGHT_DTYPES else []
     )
@@ -137,8 +137,8 @@ def _loading(plan: Plan, quantized: bool) -> list[str]:
     return found
 
 
-def _optimizer(plan: Plan) -> str:
-    """Return the full name of the optimizer's class, or its name in the plan."""
+def _name_optimizer(plan: Plan) -> str:
+    """Return the optimizer's full class name, or its name in the plan if unknown."""
     try:
         return registry.find(plan.optim, {}).row.implementation
     except UsageError:

@@ -32,7 +32,7 @@ _MOVED = {Component.WEIGHTS: 2, Component.MASTER_WEIGHTS: 2, Component.OPTIMIZER
 
 
 def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
-    """Return samples a second of all GPUs together, or why that is not known."""
+    """Calculate the range of samples per second of all GPUs together, or say why it is unknown."""
     plan = prediction.plan
     if gpu.tensor_flops is None:
         return f"no published peak of {gpu.name} is on record"
@@ -42,7 +42,7 @@ def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
         return "the peaks on record are those of half precision"
     moved = sum(prediction.components.get(name, 0) * n for name, n in _MOVED.items())
     moved += prediction.gradients or 0
-    sent = _over_the_bus(prediction)
+    sent = _count_bus_bytes(prediction)
     if sent is None:
         return "how much of a quantized base crosses the bus is not counted"
     samples = plan.batch * plan.grad_accum * layouts.replicas(plan)
@@ -55,12 +55,12 @@ def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
 
 
 def offloads(plan: Plan) -> bool:
-    """Tell whether shards wait in host memory."""
+    """Return True if the plan keeps shards in host memory."""
     return "offload" in dict(plan.parallel_args)
 
 
-def _over_the_bus(prediction: Prediction) -> float | None:
-    """Return the bytes between host and GPU in a step, or None if unknown."""
+def _count_bus_bytes(prediction: Prediction) -> float | None:
+    """Return the bytes between host and GPU per optimizer step, or None if unknown."""
     plan = prediction.plan
     if not offloads(plan):
         return 0
@@ -81,7 +81,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     def price(self, gpu: str) -> float:
-        """Return the price of a GPU by its name in the catalog.
+        """Return the hourly price of a GPU by its name in the catalog.
 
         Raises:
             UsageError: the file has none.
@@ -96,13 +96,13 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(text: str) -> Prices:
-    """Read a number, or a TOML file of GPUs or rented machines and the price of an hour of each.
+    """Parse a price per hour: a number, or the path of a TOML file with a price per GPU.
 
     Raises:
         UsageError: it is neither, or the file names something unknown.
     """
     try:
-        return Prices(each=_checked_price(text, float(text)))
+        return Prices(each=_check_price(text, float(text)))
     except ValueError:
         pass
     path = Path(text)
@@ -116,14 +116,15 @@ def read(text: str) -> Prices:
         if isinstance(price, bool) or not isinstance(price, int | float):
             raise UsageError(f"{path}: {name} = {price} is no price: write a number.")
         taken = gpus.resolve(name)
-        one = _checked_price(f"{name} = {price}", float(price)) / (taken.count or 1)
+        one = _check_price(f"{name} = {price}", float(price)) / (taken.count or 1)
         found[taken.gpu.name] = min(one, found.get(taken.gpu.name, one))
     if not found:
         raise UsageError(f'{path} has no price: write lines such as "A100-80GB" = 1.8.')
     return Prices(by_gpu=found, source=str(path))
 
 
-def _checked_price(what: str, price: float) -> float:
+def _check_price(what: str, price: float) -> float:
+    """Return the price; raise UsageError unless it is between 0 and 1e9."""
     if not 0 <= price <= 1e9:
         raise UsageError(f"{what} is no price: write a number from 0 to 1e9.")
     return price

@@ -23,12 +23,12 @@ _WHOLE: tuple[Change, ...] = (*_PLAIN, ("lora", None))
 
 
 def ways(plan: Plan) -> Iterator[Remedy]:
-    """Yield the ways that can be tried, the one that gives up least first.
+    """Yield the ways to train (full, 8-bit, bf16, LoRA, QLoRA) as changes of the plan.
 
     A checkpoint that is quantized already takes adapters alone.
     """
     if find_scheme(models.find(plan.model).config) is None:
-        yield from _list_full_weights(plan)
+        yield from _list_unquantized_ways(plan)
     half = half_precision(plan)
     scheme = plan.scheme or "nf4-dq"
     bits = 4 if "4" in scheme else 8
@@ -40,7 +40,7 @@ def ways(plan: Plan) -> Iterator[Remedy]:
             ("precision", _base_precision(half)),
             ("quant", scheme),
             ("lora", plan.lora or USUAL_LORA),
-            *_to("paged_adamw8bit"),
+            *_change_optimizer("paged_adamw8bit"),
         ),
         cost=f"{bits}-bit base model; only adapters train",
         source=rows.QLORA,
@@ -48,23 +48,24 @@ def ways(plan: Plan) -> Iterator[Remedy]:
 
 
 def find_way(plan: Plan, key: str) -> Remedy | None:
-    """Return the way of this key on the plan's GPU, or None if the GPU cannot compute so."""
+    """Return the way to train with this key, or None if the plan's GPU cannot compute it."""
     return next((way for way in ways(plan) if way.key == key), None)
 
 
-def _list_full_weights(plan: Plan) -> Iterator[Remedy]:
+def _list_unquantized_ways(plan: Plan) -> Iterator[Remedy]:
+    """Yield the ways over unquantized weights: full, 8-bit AdamW, bf16, LoRA."""
     half = half_precision(plan)
     yield Remedy(
         key="full",
         title=f"full, {half} autocast",
-        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_fuse(plan)),
+        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_fuse_optimizer(plan)),
         cost="nothing: every weight trains, in fp32",
         source=rows.AMP,
     )
     yield Remedy(
         key="full-8bit",
         title=f"full, {half} autocast, 8-bit AdamW",
-        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_to("adamw8bit")),
+        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_change_optimizer("adamw8bit")),
         cost="optimizer states are rounded to 8 bit",
         source=rows.EIGHT_BIT,
     )
@@ -88,7 +89,7 @@ def _list_full_weights(plan: Plan) -> Iterator[Remedy]:
             *_PLAIN,
             ("precision", _base_precision(half)),
             ("lora", plan.lora or USUAL_LORA),
-            *_fuse(plan),
+            *_fuse_optimizer(plan),
         ),
         cost="only adapters train",
         source=rows.LORA,
@@ -96,12 +97,12 @@ def _list_full_weights(plan: Plan) -> Iterator[Remedy]:
 
 
 def _base_precision(half: str) -> str:
-    """Return the precision of a model that adapters train on."""
+    """Return the precision of a frozen base model under LoRA: bf16 or amp-fp16."""
     return half if half == "bf16" else f"amp-{half}"
 
 
-def _fuse(plan: Plan) -> tuple[Change, ...]:
-    """Return the change to the fused step of the plan's optimizer, where it has one."""
+def _fuse_optimizer(plan: Plan) -> tuple[Change, ...]:
+    """Return the change to the fused step of the plan's optimizer, or () if it has none."""
     try:
         takes = registry.find(plan.optim, {}).row.defaults
     except UsageError:
@@ -111,5 +112,5 @@ def _fuse(plan: Plan) -> tuple[Change, ...]:
     return (("optim_args", (*plan.optim_args, ("fused", True))),)
 
 
-def _to(optim: str) -> tuple[Change, ...]:
+def _change_optimizer(optim: str) -> tuple[Change, ...]:
     return ("optim", optim), ("optim_args", ())

@@ -50,7 +50,7 @@ def suggest(model: str | Plan, *, gpu: str, use_cache: bool = True, **settings: 
 
 
 def check_trains(plan: Plan) -> None:
-    """Check that a plan trains, on a GPU.
+    """Raise UsageError unless the plan trains, on a GPU.
 
     Raises:
         UsageError: it does not.
@@ -67,7 +67,7 @@ def check_trains(plan: Plan) -> None:
 def suggest_plan(
     plan: Plan, *, use_cache: bool = True, seen: Seen = lambda so_far: None
 ) -> Suggestions:
-    """Find the ways that fit a plan's GPU; ``seen`` is called with those known so far.
+    """Find the ways to train that fit the plan's GPU; call ``seen`` with each partial result.
 
     Raises:
         UsageError: the plan names no GPU, or cannot be understood.
@@ -87,7 +87,7 @@ def suggest_plan(
 
 
 class Growing:
-    """Suggestions that grow while they are searched, the way that gives up least first."""
+    """The suggestions found so far, sorted, the way that gives up least first."""
 
     def __init__(self, empty: Suggestions, seen: Seen) -> None:
         self._empty, self._seen = empty, seen
@@ -95,32 +95,33 @@ class Growing:
         self.found: list[Suggestion] = []
 
     def add_all(self, found: Iterable[Suggestion]) -> None:
-        """Add suggestions one by one, and show all after each."""
+        """Add suggestions one by one, and pass all of them to ``seen`` after each."""
         for one in found:
             self.found.append(one)
             self.found.sort(key=self._sort_key)
-            self._seen(self._sort())
+            self._seen(self._sort_all())
 
     def of_way(self, way: Remedy) -> Suggestion:
-        """Return the first suggestion of a way."""
+        """Return the first suggestion found for a way to train."""
         return next(one for one in self.found if one.way.key == way.key)
 
     def finish(self) -> Suggestions:
-        """Return all suggestions.
+        """Return all suggestions, sorted.
 
         Raises:
             UsageError: none could be estimated.
         """
         if all(one.error is not None for one in self.found):
             raise UsageError(self.found[0].error or "Nothing can be tried.")
-        return self._sort()
+        return self._sort_all()
 
     def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
         # More GPUs come after the way itself, remedies after the plan without.
         key = one.way.key
         return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
 
-    def _sort(self) -> Suggestions:
+    def _sort_all(self) -> Suggestions:
+        """Return the suggestions in order of display: for one GPU those that fit come first."""
         found = self.found
         if self._empty.gpu is not None:
             found = sorted(found, key=lambda one: (one.figures is None, not one.tight))
@@ -128,13 +129,13 @@ class Growing:
 
 
 def with_speed(one: Suggestion, prediction: Prediction, gpu: gpus.Gpu) -> Suggestion:
-    """Return a suggestion with its speed, or with why that is not known."""
+    """Return a suggestion with its calculated samples per second, or why they are unknown."""
     rate = speed(prediction, gpu)
     return replace(one, no_speed=rate) if isinstance(rate, str) else replace(one, speed=rate)
 
 
 def failed(way: Remedy, answer: Prediction | MemcalcError | int, *remedies: Remedy) -> Suggestion:
-    """Return a way that does not fit: its nearest plan, why it failed, or its least bytes."""
+    """Return the suggestion of a way that does not fit: closest figures, error or least bytes."""
     one = Suggestion(way=way, remedies=remedies)
     if isinstance(answer, Prediction):
         return replace(one, closest=figures(answer))
@@ -153,7 +154,7 @@ class _Finder:
         self._divides = plan.devices > 1 and plan.parallel is None
 
     def find(self, way: Remedy) -> Suggestion:
-        """Find the plan that fits by one way."""
+        """Find a plan for the plan's GPUs by one way, with remedies or layouts if needed."""
         plan = replace(self._plan, parallel=SHARDED) if self._divides else self._plan
         answer, undivided = self._estimate(plan, way), None
         if self._divides:
@@ -164,11 +165,11 @@ class _Finder:
         if not isinstance(answer, Prediction):
             return failed(way, answer)
         if undivided is None:
-            return self._search(way, answer)
+            return self._search_remedies(way, answer)
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
         before = figures(answer)
         less = self._find_layout(way, undivided, before) if fit_goal(before) is None else None
-        return less or self._search(way, answer, shards)
+        return less or self._search_remedies(way, answer, shards)
 
     def find_over_several(self, way: Remedy) -> Iterator[Suggestion]:
         """Find the fewest GPUs that fit a way too large for one, with the same samples a step."""
@@ -188,13 +189,13 @@ class _Finder:
             answer = self._estimate(self._plan, more)
             if isinstance(answer, Prediction):
                 # More GPUs are cheaper than the bus.
-                one = self._search(more, answer, left_out=(*_LEFT_OUT, "offload"))
+                one = self._search_remedies(more, answer, left_out=(*_LEFT_OUT, "offload"))
                 if one.figures is not None:
                     yield one
                     return
 
     def _estimate(self, plan: Plan, way: Remedy) -> Prediction | MemcalcError | int:
-        """Estimate the plan in a way, unless its least bytes cannot fit."""
+        """Estimate the plan in a way; return the least bytes instead if those cannot fit."""
         try:
             there = apply(plan, way)
         except UsageError as error:
@@ -203,24 +204,24 @@ class _Finder:
         size = self._floor.excess(there) if there.devices == 1 else None
         return next(self._answers.predict([there])) if size is None else size
 
-    def _search(
+    def _search_remedies(
         self,
         way: Remedy,
         answer: Prediction,
         shards: tuple[Remedy, ...] = (),
         left_out: tuple[str, ...] = _LEFT_OUT,
     ) -> Suggestion:
-        """Add the cheapest remedies with which an estimated way fits."""
+        """Return a way with the cheapest remedies with which it fits, or its closest plan."""
         # The processes are busy with the other ways.
         trials = Trials(answer, self._answers, at_once=1)
         goal = fit_goal(trials.before)
         if goal is None:
-            return self._fitting(way, trials, trials.before, shards)
+            return self._make_suggestion(way, trials, trials.before, shards)
         rows = [r for r in candidates(trials.plan) if r.rank <= DEAREST and r.key not in left_out]
         found = search(trials, rows, goal, self._floor.inventory)
         if found.best is not None and found.best.figures is not None:
             remedies = (*shards, *found.best.remedies)
-            return self._fitting(way, trials, found.best.figures, remedies)
+            return self._make_suggestion(way, trials, found.best.figures, remedies)
         every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
 
         def distance(one: Figures) -> tuple[bool, int]:
@@ -230,7 +231,7 @@ class _Finder:
         return Suggestion(way=way, closest=min(every, key=distance))
 
     def _find_layout(self, way: Remedy, plan: Plan, divided: Figures) -> Suggestion | None:
-        """Find the layout that divides least and fits, or None if only the last one does."""
+        """Return a suggestion with the least sharded layout that fits, or None."""
         assert divided.fit is not None
         outside = divided.context.low if divided.context is not None else 0
         known = {one.key: (one,) for one in candidates(plan) if one.key in SHARDS}
@@ -245,13 +246,14 @@ class _Finder:
             (answer,) = self._answers.predict([apply(plan, *remedies)])
             if isinstance(answer, Prediction) and fit_goal(figures(answer)) is None:
                 there = Trials(answer, self._answers)
-                return self._fitting(way, there, there.before, remedies)
+                return self._make_suggestion(way, there, there.before, remedies)
         return None
 
     @staticmethod
-    def _fitting(
+    def _make_suggestion(
         way: Remedy, trials: Trials, found: Figures, remedies: tuple[Remedy, ...]
     ) -> Suggestion:
+        """Return the suggestion of a way that fits with these remedies, and its speed."""
         assert trials.plan.gpu is not None
         one = Suggestion(way=way, figures=found, remedies=remedies)
         prediction = trials.answers.predict_one(found.plan)

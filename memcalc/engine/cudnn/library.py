@@ -81,7 +81,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def assumption(self) -> str:
-        """The assumption that an estimate states about this choice; empty without one."""
+        """The sentence that another cuDNN than PyTorch's own planned; empty if its own did."""
         if not self.instead:
             return ""
         asked, own = _format_version(self.planning), _format_version(self.reported)
@@ -114,7 +114,7 @@ class _Package(msgspec.Struct, frozen=True):
 def find(
     paths: Sequence[Path], capability: tuple[int, int], *, offline: bool = False
 ) -> Library | Missing:
-    """Find the cuDNN that plans for a GPU; fetch nothing, and do not import PyTorch.
+    """Find the cuDNN that plans convolutions for a GPU; fetch nothing, import no PyTorch.
 
     Args:
         paths: folders of the engine's packages, PyTorch among them.

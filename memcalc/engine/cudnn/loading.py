@@ -76,6 +76,6 @@ def assumptions() -> tuple[str, ...]:
 
 
 def _version_number(version: Sequence[int]) -> int:
-    """Return a version in cuDNN's own form: 92400, or 8902 before 9."""
+    """Return a cuDNN version as one number, as cuDNN does: 92400, or 8902 before 9."""
     major, minor, patch = (*version, 0, 0)[:3]
     return (10_000 if major > 8 else 1000) * major + 100 * minor + patch

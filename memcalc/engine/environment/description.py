@@ -13,7 +13,7 @@ def describe() -> list[Fact]:
     if sys.platform != "linux":
         return [Fact(name="engine", value="only --method analytic works here", advice=ELSEWHERE)]
     kept = folders.existing()
-    facts = [_source([path.name for path, marker in kept.items() if marker is not None])]
+    facts = [_describe_torch([path.name for path, marker in kept.items() if marker is not None])]
     for path, marker in kept.items():
         if marker is None:
             size = size_text(sum_sizes(path))
@@ -29,7 +29,7 @@ def describe() -> list[Fact]:
     return facts
 
 
-def _source(kept: list[str]) -> Fact:
+def _describe_torch(kept: list[str]) -> Fact:
     name = "engine"
     here = installed.torch_in(sys.path)
     if here is None:

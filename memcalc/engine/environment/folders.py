@@ -35,12 +35,12 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parent() -> Path:
-    """Return the folder that all of them are in."""
+    """Return the folder in memcalc's cache that has all environments."""
     return cache.folder().absolute() / "environments"
 
 
 def locate(name: str) -> Path:
-    """Return the path of a folder, made or not, for this Python and machine."""
+    """Return the path of an environment, made or not, for this Python and machine."""
     from packaging.tags import sys_tags
 
     machine = sysconfig.get_platform().rpartition("-")[2]
@@ -58,7 +58,7 @@ def read_marker(path: Path) -> Marker | None:
 
 
 def existing() -> dict[Path, Marker | None]:
-    """Return all folders; those that are unfinished or damaged with ``None``."""
+    """Return all environments with their markers; None: unfinished or damaged."""
     try:
         entries = sorted(entry for entry in parent().iterdir() if entry.is_dir())
     except OSError:
@@ -67,7 +67,7 @@ def existing() -> dict[Path, Marker | None]:
 
 
 def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Path:
-    """Return the folder of this name; ``fill`` fills it if it is missing.
+    """Return an environment by its name; if it is missing, make a venv and call ``fill`` on it.
 
     ``what`` names it in a sentence; ``needed`` is the bytes of disk while it is filled.
 
@@ -82,7 +82,7 @@ def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Pat
             f"{what} is not in {parent()} yet, and {HOW} forbids fetching it: "
             "run the same command once without that; it is kept."
         )
-    with _alone():
+    with _hold_lock():
         if read_marker(path) is not None:
             return path
         _require_room(needed, what)
@@ -92,7 +92,7 @@ def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Pat
                 shutil.rmtree(left, ignore_errors=True)
             with open_venv(path) as uv:
                 fill(uv)
-            _seal(path)
+            _write_marker(path)
         except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)
             if isinstance(error, OSError):
@@ -104,7 +104,8 @@ def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Pat
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _hold_lock() -> Iterator[None]:
+    """Hold the lock for making environments, or raise why the cache cannot be used."""
     place = parent()
     if os.pathsep in str(place):
         raise EstimateError(
@@ -148,8 +149,8 @@ def _require_room(needed: float, what: str) -> None:
         )
 
 
-def _seal(path: Path) -> None:
-    """Write the marker; a file's size that changes later is damage."""
+def _write_marker(path: Path) -> None:
+    """Write the marker of a filled environment: the sizes of its large files."""
     files = {
         os.path.relpath(file, path): size
         for file, size in list_sizes(path)

@@ -49,19 +49,19 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     distribution: Distribution
 
     def requirements(self, extra: str = "") -> Iterator[Requirement]:
-        """Yield the requirements for this machine, and those for ``extra``."""
-        found = (_holding(text, extra) for text in self.requires)
+        """Yield the requirements that apply on this machine, also of an extra."""
+        found = (_parse_requirement(text, extra) for text in self.requires)
         yield from (one for one in found if one is not None)
 
     def modules(self) -> tuple[str, ...]:
-        """Names that it is imported by."""
+        """Return the names of the modules that the package installs."""
         files = self.distribution.files or ()
         names = {file.parts[0].split(".")[0] for file in files if file.suffix in (".py", ".so")}
         named = sorted(name for name in names if name.isidentifier())
         return tuple(named) or (self.name.replace("-", "_"),)
 
     def is_linked_to_torch(self) -> bool:
-        """Whether a compiled part of it needs PyTorch's C++ libraries."""
+        """Return True if its compiled code is linked to PyTorch's libraries."""
         from memcalc.engine.stub import elf
 
         return any(
@@ -73,7 +73,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def _holding(text: str, extra: str) -> Requirement | None:
+def _parse_requirement(text: str, extra: str) -> Requirement | None:
+    """Parse a requirement; return None if it is invalid or its marker excludes this machine."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -84,15 +85,15 @@ def _holding(text: str, extra: str) -> Requirement | None:
 
 
 def torch_in(path: Sequence[str]) -> Torch | None:
-    """Return the PyTorch that these folders as ``sys.path`` import, or None without one."""
+    """Find the PyTorch that these folders as ``sys.path`` import, without importing it; or None."""
     spec = importlib.machinery.PathFinder.find_spec("torch", list(path))
     if spec is None and path is sys.path:
-        spec = _editable()
+        spec = _find_editable()
     return torch_at(spec.origin) if spec is not None and spec.origin is not None else None
 
 
 def torch_at(origin: str) -> Torch | None:
-    """Return the PyTorch of this ``__init__.py``, or None if it names no version."""
+    """Read version and CUDA of the PyTorch with this ``__init__.py``; None without a version."""
     root = Path(origin).parent
     try:
         text = (root / "version.py").read_text(encoding="utf-8")
@@ -107,7 +108,7 @@ def torch_at(origin: str) -> Torch | None:
     return Torch(str(root), version, value("cuda")) if version else None
 
 
-def _editable() -> importlib.machinery.ModuleSpec | None:
+def _find_editable() -> importlib.machinery.ModuleSpec | None:
     """Return the spec of an editable PyTorch, or None without one."""
     for finder in sys.meta_path:
         if finder is importlib.machinery.PathFinder or not hasattr(finder, "find_spec"):
@@ -118,7 +119,7 @@ def _editable() -> importlib.machinery.ModuleSpec | None:
 
 
 def packages(path: Iterable[str]) -> dict[str, Package]:
-    """Return distributions by normalized name; of two the one that is imported."""
+    """Return the distributions in folders by normalized name; of two the one imported."""
     from importlib.metadata import distributions
 
     found: dict[str, Package] = {}
@@ -134,7 +135,7 @@ def packages(path: Iterable[str]) -> dict[str, Package]:
 
 
 def normal(name: str) -> str:
-    """A distribution's name as PyPI compares it."""
+    """Return a distribution's name as PyPI normalizes it."""
     from packaging.utils import canonicalize_name
 
     return canonicalize_name(name)

@@ -45,7 +45,7 @@ class Release(msgspec.Struct, frozen=True):
         return self.build is None or self.build == f"cu{cuda.replace('.', '')}"
 
     def requirement(self, package: str) -> str:
-        """Return what an installer is asked for.
+        """Return the requirement that pip or uv gets, such as ``torch===2.6.0``.
 
         ``===`` keeps ``2.13.0+cpu`` from standing in for ``2.13.0``.
         """
@@ -61,7 +61,7 @@ def of_version(version: str) -> Release | None:
 
 
 def parse_torch(text: str) -> Release:
-    """Return the release of PyTorch that a question names.
+    """Parse the PyTorch release that a user names, such as ``2.6`` or ``2.12.1+cu126``.
 
     Raises:
         SettingError: it is not understood, or is too old.
@@ -81,7 +81,7 @@ def parse_torch(text: str) -> Release:
 
 
 def parse(setting: str, text: str) -> Release:
-    """Return the release that a question names of a package without builds for CUDA.
+    """Parse the release of a package without CUDA builds, such as transformers or vLLM.
 
     Raises:
         SettingError: it is not understood.

@@ -115,7 +115,7 @@ def _make_environment(
     transformers: Release | None,
     below: Mapping[str, Package],
 ) -> Environment:
-    """Return an environment over the running Python; its own release stays where None."""
+    """Return an environment with these releases; None: the running Python's own."""
     wanted = {"torch": torch, "transformers": transformers}
     named = {name: release for name, release in wanted.items() if release is not None}
     sites = []
@@ -127,7 +127,7 @@ def _make_environment(
             "-".join(f"{name}-{release}" for name, release in named.items()),
             f"{title}'s CUDA build" if torch else title,
             _ROOM if torch else _ROOM_OF_TRANSFORMERS,
-            lambda uv: _fill(uv, title, named, below),
+            lambda uv: _install(uv, title, named, below),
         )
         sites = [str(find_site(folder))]
     runs = installed.torch_in(sites) if torch else here
@@ -141,11 +141,13 @@ def _make_environment(
         torch=runs.release,
         cuda=runs.cuda,
         path=tuple(sites),
-        hidden=_hidden(below, versions, other_torch=other),
+        hidden=_list_hidden(below, versions, other_torch=other),
     )
 
 
-def _fill(uv: Uv, title: str, named: Mapping[str, Release], below: Mapping[str, Package]) -> None:
+def _install(
+    uv: Uv, title: str, named: Mapping[str, Release], below: Mapping[str, Package]
+) -> None:
     """Install the named releases and their requirements."""
     torch = named.get("torch")
     tell(Progress(f"{title} with CUDA: {SIZE}, once" if torch else f"fetching {title}, once"))
@@ -164,7 +166,7 @@ def _fill(uv: Uv, title: str, named: Mapping[str, Release], below: Mapping[str, 
 
 
 def _resolve(uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package]) -> dict[str, str]:
-    """Return releases that go together; an installed version stays where it fits.
+    """Return versions by package: the named releases, and requirements that fit them.
 
     A package that refuses what is named, such as torchvision, is asked for in a release that
     takes it; without one it is hidden.
@@ -180,7 +182,7 @@ def _resolve(uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package])
         wanted.append("numpy<2")  # It was compiled against NumPy 1.
     pins = resolve(wanted)
     tried = {_OWN, "triton", *NVIDIA}
-    while refusing := {name for name in _refusing(below, pins) if name not in {*tried, *pins}}:
+    while refusing := {name for name in _conflicts(below, pins) if name not in {*tried, *pins}}:
         for name in sorted(refusing):
             tried.add(name)
             # The extra brings what a package asks of PyTorch; a package without it ignores that.
@@ -201,8 +203,8 @@ def _require_cuda(site: Path) -> None:
         )
 
 
-def _refusing(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[str]:
-    """Return installed packages that ask for another version of what an environment brings.
+def _conflicts(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[str]:
+    """Return installed packages that require other versions than an environment has.
 
     A build without CUDA counts as one: it has no operators for tensors there.
     """
@@ -218,15 +220,15 @@ def _refusing(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[s
     }
 
 
-def _hidden(
+def _list_hidden(
     below: Mapping[str, Package], brought: Mapping[str, str], *, other_torch: bool
 ) -> tuple[str, ...]:
-    """Return modules of installed packages that do not go with what an environment brings.
+    """Return modules of installed packages that do not work with an environment's versions.
 
     Packages that need one of them, and those that need these, go with them.
     """
     rest = {name: one for name, one in below.items() if name not in {*brought, _OWN}}
-    found = _refusing(rest, brought)
+    found = _conflicts(rest, brought)
     found |= {name for name, one in rest.items() if other_torch and _is_built_for_one(one)}
     more = found
     while more:
@@ -241,7 +243,7 @@ def _hidden(
 
 
 def _is_built_for_one(package: Package) -> bool:
-    """Return True for what is compiled against a PyTorch, and says nothing of which it needs."""
+    """Return True if a package is linked to PyTorch, but requires no version of it."""
     needs = [need for need in package.requirements() if installed.normal(need.name) == "torch"]
     return not any(need.specifier for need in needs) and package.is_linked_to_torch()
 

@@ -55,10 +55,10 @@ class Uv:
             EstimateError: uv is not here and cannot be fetched.
         """
         self.folder, self._scratch = folder, scratch
-        self._variables, self._options = _settings(scratch)
+        self._variables, self._options = _make_settings(scratch)
         self._uv = _find_uv() or self._fetch_uv()
         venv = ("venv", "--allow-existing", "--python", sys.executable)
-        self._start([*self._uv, *venv, str(folder)])
+        self._run_command([*self._uv, *venv, str(folder)])
 
     def add_index(self, url: str) -> None:
         """Look for packages in one more index."""
@@ -86,7 +86,7 @@ class Uv:
         asked.write_text("\n".join(requirements))
         left_out.write_text("\n".join(excluded))
         pins.write_text("\n".join(f"{name}=={version}" for name, version in preferred.items()))
-        self._run(
+        self._run_uv_pip(
             *("compile", "--python", sys.executable, "--no-header", "--no-annotate"),
             *("--excludes", str(left_out), "-o", str(pins), str(asked)),
         )
@@ -103,10 +103,12 @@ class Uv:
         """
         # Three: 2.13.0+cpu shall not stand in for 2.13.0.
         named = [f"{name}==={version}" for name, version in pins.items()]
-        self._run("install", "--python", find_python(self.folder), "--no-deps", *named, what=what)
+        self._run_uv_pip(
+            "install", "--python", find_python(self.folder), "--no-deps", *named, what=what
+        )
 
-    def _run(self, *arguments: str, what: str = "") -> None:
-        self._start([*self._uv, "pip", *arguments, *_ALWAYS, *self._options], what)
+    def _run_uv_pip(self, *arguments: str, what: str = "") -> None:
+        self._run_command([*self._uv, "pip", *arguments, *_ALWAYS, *self._options], what)
 
     def _fetch_uv(self) -> list[str]:
         """Fetch uv by pip."""
@@ -118,11 +120,11 @@ class Uv:
         target = self._scratch / "uv"
         tell(Progress("fetching uv, which makes the environment"))
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile"]
-        self._start([*pip, "--target", str(target), "uv"])
+        self._run_command([*pip, "--target", str(target), "uv"])
         return [str(target / "bin" / "uv")]
 
-    def _start(self, arguments: Sequence[str], what: str = "") -> None:
-        """Run a command to its end, and tell how much it has fetched."""
+    def _run_command(self, arguments: Sequence[str], what: str = "") -> None:
+        """Run a command to its end, and report the bytes that it has fetched; raise if it fails."""
         log = self._scratch / "log"
         with open(log, "wb") as out:
             # Not in the user's folder: a pip.py there would be run in place of pip.
@@ -147,7 +149,7 @@ class Uv:
         if process.returncode:
             said = log.read_text(encoding="utf-8", errors="replace")
             tool = "pip" if arguments[1:3] == ["-m", "pip"] else "uv"
-            raise _error(tool, process.returncode, said)
+            raise _make_error(tool, process.returncode, said)
 
 
 @contextlib.contextmanager
@@ -215,8 +217,8 @@ def _find_uv() -> list[str] | None:
     return uv if b"--excludes" in help_text.stdout else None
 
 
-def _settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the user's variables, and options, with indexes as pip has them where uv has none."""
+def _make_settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
+    """Return variables and options for uv, with pip's index settings if uv has none."""
     found = {**os.environ, "UV_CACHE_DIR": str(scratch / "cache"), "TMPDIR": str(scratch)}
     found |= {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REPORT", "UV_TARGET", "UV_PREFIX"):
@@ -232,7 +234,7 @@ def _settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _read_pip_settings() -> dict[str, str]:
-    """Return pip's settings of installing; several values are joined by spaces."""
+    """Return pip's settings of ``install``; several values are joined by spaces."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -245,7 +247,7 @@ def _read_pip_settings() -> dict[str, str]:
     return sections["global"] | sections["install"] | sections[":env:"]
 
 
-def _error(tool: str, code: int, log: str) -> EstimateError:
+def _make_error(tool: str, code: int, log: str) -> EstimateError:
     if code < 0:
         return EstimateError(f"{tool} was ended by signal {-code}.")
     if _FULL in log:

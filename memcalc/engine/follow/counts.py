@@ -38,7 +38,7 @@ class _Counted(msgspec.Struct):
     watched: list[weakref.ref[Any]] = []
 
     def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
-        """Note when this dies."""
+        """Record the interval in which an object is freed, under a name."""
         with contextlib.suppress(TypeError):
             self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
 
@@ -71,6 +71,11 @@ class Counts:
         """
         inventory = take(model, "", "script")
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if ran:
+            own = set(map(id, named.values()))
+            for counted in self._models:
+                # It may have been counted before it was called.
+                counted.ran = counted.ran or own.issuperset(counted.numbers.values())
         new = {
             name: one
             for name, one in named.items()
@@ -99,16 +104,16 @@ class Counts:
         Views of parameters that a module or another owner has are not counted.
         """
         known = {
-            at for ref in self._known.values() if (one := ref()) is not None for at in _at(one)
+            at for ref in self._known.values() if (one := ref()) is not None for at in _ptrs(one)
         }
         others = [places for other, places in self._places.items() if other != owner]
         known = known.union(*others)
         new = [
             one
             for one in tensors
-            if dtype_name(one) in DTYPE_BYTES and not known.intersection(_at(one))
+            if dtype_name(one) in DTYPE_BYTES and not known.intersection(_ptrs(one))
         ]
-        self._places[owner] = {at for one in new for at in _at(one)}
+        self._places[owner] = {at for one in new for at in _ptrs(one)}
         self._plain[owner] = _Counted(
             born=0,
             ran=True,
@@ -129,7 +134,7 @@ class Counts:
         return all(t.dtype == "float32" for m in self._models for t in m.tensors if not t.buffer)
 
     def move(self, module: torch.nn.Module) -> None:
-        """Note which tensors of a module left the GPU, or came back to it."""
+        """Record which tensors of a module left the GPU, or came back to it."""
         there = {id(one): one.is_cuda for one in module.parameters() if self._contains(one)}
         for counted in self._models if there else ():
             for name, number in counted.numbers.items():
@@ -146,7 +151,7 @@ class Counts:
             found.watch("", optimizer, self._interval)
             self._of_optimizers[id(optimizer)] = found
             self._states.append(found)
-        found.tensors = tuple(_states(states))
+        found.tensors = tuple(_list_states(states))
 
     def inventory(self, name: str, interval: int, trained: set[int]) -> Inventory:
         """Return the tensors of all models alive in an interval.
@@ -174,14 +179,14 @@ class Counts:
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 
-def _at(tensor: torch.Tensor) -> Iterator[int]:
-    """Yield where the storages behind a tensor begin; none that has no memory."""
+def _ptrs(tensor: torch.Tensor) -> Iterator[int]:
+    """Yield the addresses of a tensor's storages; none if it has no memory."""
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         yield from (part.untyped_storage().data_ptr() for part in plain(tensor))
 
 
-def _states(states: Iterable[Any]) -> Iterator[StateTensor]:
-    """Yield every tensor that an optimizer keeps, each storage once; parameters by their number."""
+def _list_states(states: Iterable[Any]) -> Iterator[StateTensor]:
+    """Yield the tensors of optimizer states, each storage once; parameters by their number."""
     seen: set[int] = set()
     for number, state in enumerate(states):
         for name, value in flat("", state, objects=True):

@@ -34,14 +34,14 @@ class Groups:
         self.messages = Messages()
 
     def install(self, patches: Patches) -> None:
-        """Let the program join alone."""
+        """Patch torch.distributed so that this process joins its groups alone."""
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         # The group of the host's memory, where programs ask for one.
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
         for name, around in (
-            ("init_process_group", self._join),
-            ("new_group", self._group),
-            ("split_group", self._split),
+            ("init_process_group", self._init_process_group),
+            ("new_group", self._new_group),
+            ("split_group", self._split_group),
             ("monitored_barrier", _skip_barrier),
         ):
             if hasattr(distributed_c10d, name):
@@ -54,7 +54,7 @@ class Groups:
         zero_redundancy.install(patches)
         follow_wrappers(patches, self._counters)
 
-    def _join(
+    def _init_process_group(
         self,
         original: Any,
         backend: Any = None,
@@ -75,7 +75,7 @@ class Groups:
         self.sizes.add(world)
         self.messages.groups.append(tuple(range(world)))
 
-    def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _new_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
         ranks = args[0] if args else kwargs.get("ranks")
         if ranks is not None:
@@ -83,7 +83,7 @@ class Groups:
             self.messages.groups.append(tuple(ranks))
         return made
 
-    def _split(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _split_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         ranks = args[1] if len(args) > 1 else kwargs.get("split_ranks")
         self.messages.groups += map(tuple, ranks or ())
         self.sizes |= set(map(len, ranks or ()))
@@ -97,9 +97,9 @@ class Groups:
 
 
 def _without_gloo(backend: Any) -> str | None:
-    """Return a backend whose host part needs no sockets."""
+    """Return a backend's name with gloo replaced by the fake one, which needs no sockets."""
     return None if backend is None else str(backend).lower().replace("gloo", "fake")
 
 
 def _skip_barrier(original: Any, *args: Any, **kwargs: Any) -> None:
-    """Return at once: no other rank runs."""
+    """Replace ``monitored_barrier``: return at once, because no other rank runs."""

@@ -37,6 +37,7 @@ class _Look(NamedTuple):
     """Containers that held nothing."""
 
     def shapes(self, root: Root) -> list[torch.Size]:
+        """Return the shapes of the tensors that a variable held."""
         return [one.shape for one in self.held.get(root, ())]
 
 
@@ -56,7 +57,7 @@ class HandState:
         """Variables that hold state, and which of their tensors change."""
 
     def look(self, weights: Iterable[torch.Tensor], places: frozenset[int]) -> list[torch.Tensor]:
-        """Name the state that exists when a backward pass begins.
+        """Label the optimizer state that variables hold as a backward pass begins.
 
         Args:
             weights: the parameters.
@@ -79,7 +80,7 @@ class HandState:
         if len(self._looks) < _LOOKS:
             known = list(weights)
             at = places.union(*map(self._book.addresses, known))
-            now = {root: list(map(self._as_it_is, several)) for root, several in held.items()}
+            now = {root: list(map(self._describe, several)) for root, several in held.items()}
             look = _Look(self._book.moments(), now, empty)
             self._compare(look, at, Counter(one.shape for one in known))
             self._looks.append(look)
@@ -93,14 +94,14 @@ class HandState:
         self._book.name(Component.OPTIMIZER_STATE, found)
         return found
 
-    def _as_it_is(self, one: torch.Tensor) -> _Tensor:
+    def _describe(self, one: torch.Tensor) -> _Tensor:
         version = 0
         with contextlib.suppress(RuntimeError):  # Of inference mode.
             version = one._version
         return _Tensor(one.shape, tuple(self._book.addresses(one)), version)
 
     def _compare(self, now: _Look, weights: frozenset[int], shapes: Counter[torch.Size]) -> None:
-        """Find variables that hold state, and name their earlier tensors."""
+        """Find variables whose tensors change as state does, and label earlier ones."""
         own = [s for s in now.held.values() if any(weights.intersection(t.places) for t in s)]
         # Each weight may have a variable of its own, and so its state.
         single = bool(own) and all(len(several) == 1 for several in own)
@@ -116,15 +117,17 @@ class HandState:
             alike = (Counter(several[number].shape for number in changed) & shapes).total()
             if alike and (single or 2 * alike >= shapes.total()):
                 self._roots[root] = changed
-                self._name_before(root, changed)
+                self._label_earlier(root, changed)
 
     def _has_same_shapes(self, root: Root, now: _Look) -> bool:
+        """Return True if a variable held the same shapes at earlier backwards."""
         first, last = self._looks[0], self._looks[-1]
         return last.shapes(root) == now.shapes(root) and (
             root in first.empty or first.shapes(root) == now.shapes(root)
         )
 
-    def _name_before(self, root: Root, changed: list[int]) -> None:
+    def _label_earlier(self, root: Root, changed: list[int]) -> None:
+        """Label the state that a variable held at earlier backward passes."""
         for look in self._looks:
             held = look.held.get(root, [])
             places = [at for number in changed[: len(held)] for at in held[number].places]

@@ -60,7 +60,7 @@ class Mail:
         self._known: dict[tuple[int, str], list[bytes]] = {}
 
     def post(self, channel: str, content: bytes) -> None:
-        """Leave the next message of a channel; a helper then rests until a rank waits for it."""
+        """Write a message to this rank's file; a helper then sleeps until a rank waits for one."""
         self._posted[channel] = self._posted.get(channel, 0) + 1
         name = channel.encode()
         with self._file(self._rank, "mail").open("ab") as file:
@@ -71,7 +71,7 @@ class Mail:
             time.sleep(_LOOK)
 
     def tell_ties(self, ties: Ties) -> None:
-        """Write the groups and peers of this rank for the process that runs the ranks."""
+        """Write the groups and peers of this rank to a file."""
         _write(self._file(self._rank, "ties"), msgspec.json.encode(ties))
 
     def fetch(self, source: int, channel: str, number: int, call: str) -> bytes:
@@ -80,22 +80,23 @@ class Mail:
         Raises:
             EndlessWaitError: it will never be.
         """
-        found = self._find(source, channel, number)
+        found = self._find_message(source, channel, number)
         if found is not None:
             return found
         own = self._file(self._rank, "waits")
         wait = Wait(source=source, channel=channel, number=number)
         _write(own, msgspec.json.encode(wait))
         try:
-            return self._wait(wait, call)
+            return self._poll(wait, call)
         finally:
             own.unlink(missing_ok=True)
 
-    def _wait(self, wait: Wait, call: str) -> bytes:
+    def _poll(self, wait: Wait, call: str) -> bytes:
+        """Poll for a message; raise EndlessWaitError if the sender ended or waits for this rank."""
         ring_since: float | None = None
         while True:
             ended = self._file(wait.source, "ended").exists()
-            found = self._find(wait.source, wait.channel, wait.number)
+            found = self._find_message(wait.source, wait.channel, wait.number)
             if found is not None:
                 return found
             if ended:
@@ -121,12 +122,13 @@ class Mail:
         return at == self._rank
 
     def _has_waiter(self) -> bool:
+        """Return True if a rank waits for a message that this rank has not sent."""
         return any(
             wait.source == self._rank and self._posted.get(wait.channel, 0) <= wait.number
             for _, wait in waiting(self._folder)
         )
 
-    def _find(self, source: int, channel: str, number: int) -> bytes | None:
+    def _find_message(self, source: int, channel: str, number: int) -> bytes | None:
         self._read_from(source)
         known = self._known.get((source, channel), [])
         return known[number] if number < len(known) else None
@@ -148,7 +150,7 @@ class Mail:
 
 
 def from_environment() -> Mail | None:
-    """Return the mail of this process, or None if it is not one rank of a launch."""
+    """Return the ``Mail`` of this process, or None if it is not one rank of several."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return None
@@ -163,24 +165,24 @@ def read_ties(folder: Path, rank: int) -> Ties:
 
 
 def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
-    """Each rank that waits, and the message it waits for."""
+    """Yield each rank that waits, with the message it waits for."""
     for path in folder.glob("*.waits"):
         with contextlib.suppress(FileNotFoundError):
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Wait)
 
 
 def ask_to_finish(folder: Path, rank: int) -> None:
-    """Let a helper run to its end."""
+    """Make the file that lets a helper rank run to its end."""
     (folder / f"{rank}.asked").touch()
 
 
 def announce_end(folder: Path, rank: int) -> None:
-    """Tell the others that a rank has ended."""
+    """Make the file that tells other ranks that a rank has ended."""
     (folder / f"{rank}.ended").touch()
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file at once: a reader never sees a part."""
+    """Write a file atomically: a reader never sees a part."""
     beside = path.with_suffix(".new")
     beside.write_bytes(content)
     beside.replace(path)

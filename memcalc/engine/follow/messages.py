@@ -53,7 +53,7 @@ class Messages:
         self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._fulfill)
 
     def install(self, patches: Patches) -> None:
-        """Start to follow messages."""
+        """Patch torch.distributed's functions that send and receive tensors."""
         around: dict[str, Callable[..., Any]] = {
             "broadcast": self._broadcast,
             "send": self._send,
@@ -73,6 +73,7 @@ class Messages:
             patches.also(lambda: begin(None))
 
     def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``broadcast``: send the tensor, or fill it with the source's."""
         call = Call(original, args, kwargs)
         channel = name_channel("broadcast", call.group, call.source, None)
         if call.source == dist.get_rank():
@@ -83,6 +84,7 @@ class Messages:
         return work
 
     def _send(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``send`` and ``isend``: keep the tensor for the rank that receives it."""
         if self._inside:
             return original(*args, **kwargs)
         call = Call(original, args, kwargs)
@@ -93,6 +95,7 @@ class Messages:
             return original(*args, **kwargs)
 
     def _recv(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``recv`` and ``irecv``: fill the tensor with what the source sends."""
         call = Call(original, args, kwargs)
         if self._inside or not call.names_source:
             return original(*args, **kwargs)
@@ -112,8 +115,9 @@ class Messages:
             self._inside = False
 
     def _batch(self, original: Any, operations: Any) -> Any:
+        """Replace ``batch_isend_irecv``: note the sizes sent, which its receives answer."""
         self._exchanged = {
-            _bytes(one.tensor)
+            _nbytes(one.tensor)
             for one in operations
             if getattr(one.op, "__name__", "") == "isend" and _is_whole(one.tensor)
         }
@@ -123,6 +127,7 @@ class Messages:
             self._exchanged = None
 
     def _scatter(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``scatter``: send each rank its tensor, or fill it with the source's."""
         call = Call(original, args, kwargs)
         work = original(*args, **kwargs)
         if call.source == dist.get_rank():
@@ -134,7 +139,7 @@ class Messages:
         return work
 
     def meet(self, group: Any, other: int) -> None:
-        """Note that this rank passes messages to another, in a group of stages or of all."""
+        """Record that this rank exchanges messages with another, in a group of stages or of all."""
         if other in self.peers:
             return
         ranks = get_ranks(group)
@@ -152,24 +157,24 @@ class Messages:
         """Keep a tensor that this rank sends, if its numbers are known integers."""
         if not _is_whole(tensor):
             return
-        content = _content(tensor)
+        content = _read_bytes(tensor)
         self._own.setdefault(name_channel("", group, None, None), []).append(content)
         if self.mail is not None:
             self.mail.post(channel, content)
 
     def _receive(self, channel: str, call: Call, *, echoes: bool = False) -> None:
-        """Write a message to a tensor: at once on the host, when it is read on a GPU."""
+        """Fill a tensor with a received message: now on the host, on a GPU when it is read."""
         tensor = call["tensor"]
         if not _is_whole(tensor) or not tensor.is_contiguous():
             return
         number = self.received.get(channel, 0)
         self.received[channel] = number + 1
-        exchanged = self._exchanged is not None and _bytes(tensor) in self._exchanged
+        exchanged = self._exchanged is not None and _nbytes(tensor) in self._exchanged
         own = self._own.get(name_channel("", call.group, None, None), [])
         shown = str(call)
 
         def content() -> bytes | None:
-            alike = [one for one in own if len(one) == _bytes(tensor)]
+            alike = [one for one in own if len(one) == _nbytes(tensor)]
             if echoes and number < len(own) and own[number] in alike:
                 return own[number]
             if self.mail is None or exchanged:
@@ -177,10 +182,10 @@ class Messages:
             return self.mail.fetch(call.source, channel, number, shown)
 
         if not tensor.is_cuda:
-            _fill(tensor.data_ptr(), content(), _bytes(tensor))
+            _write_bytes(tensor.data_ptr(), content(), _nbytes(tensor))
         elif self._promise is not None and not exchanged:
             self._promises.append(content)
-            self._promise(tensor.data_ptr(), _bytes(tensor), len(self._promises) - 1)
+            self._promise(tensor.data_ptr(), _nbytes(tensor), len(self._promises) - 1)
 
     def _fulfill(self, number: int, at: int) -> None:
         """Write promised bytes to GPU memory that the host now reads."""
@@ -201,6 +206,7 @@ def end_waiting(error: EndlessWaitError) -> NoReturn:
 
 
 def _gather(original: Any, tensor: Any, gather_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``gather``: fill the list with copies of this rank's tensor of integers."""
     work = original(tensor, gather_list, *args, **kwargs)
     if _is_whole(tensor):
         for one in gather_list or ():
@@ -214,7 +220,7 @@ def get_ranks(group: Any) -> list[int]:
 
 
 def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
-    """Return a rank that is named by its number among all, or in a group; the first if by none."""
+    """Return the world rank of an end of a message, given as such or as a rank in a group."""
     if rank is not None or group_rank is None:
         return rank or 0
     return get_ranks(group)[group_rank]
@@ -246,36 +252,37 @@ class Call:
 
 
 def name_channel(kind: str, group: Any, source: int | None, target: int | None) -> str:
-    """Return the name of a group's messages at both ends; groups of equal ranks share it."""
+    """Return the name of a message channel, the same at both ends."""
     return f"{kind} {zlib.crc32(repr(get_ranks(group)).encode())} {source} {target}"
 
 
 def _is_whole(tensor: Any) -> bool:
+    """Return True for a plain tensor of integers that is small enough to be kept."""
     return (
-        type(tensor) is torch.Tensor and tensor.dtype in _WHOLE and 0 < _bytes(tensor) <= _LARGEST
+        type(tensor) is torch.Tensor and tensor.dtype in _WHOLE and 0 < _nbytes(tensor) <= _LARGEST
     )
 
 
-def _bytes(tensor: Any) -> int:
+def _nbytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _content(tensor: torch.Tensor) -> bytes:
-    """Return the numbers of a tensor; those on a GPU lie behind its address, zeros if unknown."""
+def _read_bytes(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's numbers, zeros if unknown."""
     tensor = tensor.detach()
     if tensor.is_cuda and not tensor.is_contiguous():
-        return bytes(_bytes(tensor))
+        return bytes(_nbytes(tensor))
     if tensor.is_cuda:
         # What was promised and is small arrives before it is passed on.
         stub.function("holds", ctypes.c_int)(
-            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_bytes(tensor))
+            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_nbytes(tensor))
         )
     else:
         tensor = tensor.contiguous()
-    return ctypes.string_at(tensor.data_ptr(), _bytes(tensor))
+    return ctypes.string_at(tensor.data_ptr(), _nbytes(tensor))
 
 
-def _fill(at: int, content: bytes | None, size: int) -> None:
+def _write_bytes(at: int, content: bytes | None, size: int) -> None:
     """Write a message to host memory, as far as there is room for it."""
     if content is not None:
         ctypes.memmove(at, content, min(len(content), size))

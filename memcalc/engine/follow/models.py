@@ -36,7 +36,7 @@ class _Ref(WeakIdRef):
         return weakref.ref.__call__(self)
 
 
-def _by_object() -> WeakIdKeyDictionary:
+def _make_weak_dict() -> WeakIdKeyDictionary:
     try:
         return WeakIdKeyDictionary(ref_type=_Ref)
     except TypeError:  # PyTorch 2.2
@@ -49,11 +49,11 @@ class Models:
     def __init__(self, counters: Counters, *, counted: bool = True) -> None:
         """Start without models; ``counted``: ``inventory`` and ``state`` will be asked for."""
         self._counters, self._counted = counters, counted
-        self._modules = _by_object()
+        self._modules = _make_weak_dict()
         """Every living module in order of birth, and whether it was made by copying another."""
-        self._births = _by_object()
+        self._births = _make_weak_dict()
         """In which interval each of them, and each optimizer, was made or came to the GPU."""
-        self._paths = _by_object()
+        self._paths = _make_weak_dict()
         """What modules are called inside their models."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
@@ -73,7 +73,7 @@ class Models:
         self._touched = False
 
     def install(self, patches: Patches) -> None:
-        """Start to see every module, and when it is moved or cast."""
+        """Patch modules and optimizers to record each one, and when it is moved or cast."""
         module = torch.nn.Module
         patches.wrap(module, "__init__", self._init_module)
         patches.wrap(module, "__setstate__", self._restore_module)
@@ -82,19 +82,20 @@ class Models:
         patches.wrap(torch.optim.Optimizer, "load_state_dict", self._load_optimizer)
 
     def _init_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._add(module, copied=False)
+        self._record_module(module, copied=False)
         original(module, *args, **kwargs)
 
     def _restore_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._add(module, copied=_is_deepcopy())
+        """Replace ``Module.__setstate__``: record the module, perhaps as a copy."""
+        self._record_module(module, copied=_is_deepcopy())
         original(module, *args, **kwargs)
 
-    def _add(self, module: torch.nn.Module, *, copied: bool) -> None:
+    def _record_module(self, module: torch.nn.Module, *, copied: bool) -> None:
         self._modules[module] = copied
         self._births[module] = self._counters.interval()
 
     def _apply(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Name the weights of a module before and after it is moved or cast."""
+        """Replace ``Module._apply``: label the weights before and after a move or cast."""
         if self._moving:
             return original(module, *args, **kwargs)
         self._moving += 1
@@ -126,19 +127,19 @@ class Models:
         return self._paths.get(module)  # type: ignore[no-any-return]
 
     def know(self, model: torch.nn.Module) -> None:
-        """Record the paths of modules before a wrapper puts its own names before them."""
+        """Record the path of each module in a model, before a wrapper changes the names."""
         for path, module in model.named_modules():
             self._paths[module] = path
 
     def meet(self, module: torch.nn.Module) -> bool:
-        """Add the model of a module that is called from outside of all others, if it is new."""
+        """Add the model that contains a called module; return False if it is known or lazy."""
         if module in self._paths or any(map(is_lazy, module.parameters())):
             return False  # Lazy modules get their parameters in their first forward.
         self.add(self._find_root(module))
         return True
 
     def add(self, root: torch.nn.Module) -> None:
-        """Count and name the parts of a model, which may have known models as parts."""
+        """Count and label the modules of a model, which may contain known models."""
         parts = set(map(id, root.modules()))
         self._roots = [ref for ref in self._roots if id(ref()) not in parts]
         prefix = f"{type(root).__name__}." if self._roots else ""
@@ -162,7 +163,7 @@ class Models:
         return module
 
     def sweep(self) -> None:
-        """Name the weights and buffers of all modules."""
+        """Label the weights and buffers of all modules, and count new ones."""
         roots = [root for ref in self._roots if (root := ref()) is not None]
         modules = list(self._modules)
         children = {
@@ -170,8 +171,8 @@ class Models:
         }
         met = {id(root) for root in roots}
         others = [one for one in modules if id(one) not in children and id(one) not in met]
-        named = [(self._copy(root) if self._trained else "", root) for root in roots]
-        named += [(self._copy(one) or type(one).__name__, one) for one in others]
+        named = [(self._name_copy(root) if self._trained else "", root) for root in roots]
+        named += [(self._name_copy(one) or type(one).__name__, one) for one in others]
         self._homes = self._counters.name_models(named, self._paths)
         for one in others:
             if not any(map(is_lazy, one.parameters())):
@@ -180,8 +181,8 @@ class Models:
         self._parameters = [weakref.ref(p) for p in parameters.values()]
         self._parameters += self._alone
 
-    def _copy(self, module: torch.nn.Module) -> str:
-        """Return the name of a copy, also of one inside a wrapper such as ``AveragedModel``.
+    def _name_copy(self, module: torch.nn.Module) -> str:
+        """Return a name for a copied model, also inside a wrapper such as ``AveragedModel``.
 
         Returns:
             An empty string if the module is no copy, or if it is trained.
@@ -203,7 +204,7 @@ class Models:
         return touched or 0 <= before < self._versions
 
     def watch_data(self, patches: Patches) -> None:
-        """Take ``parameter.data`` for a change: PyTorch does not count what is changed by it."""
+        """Count each use of a parameter's ``data`` as a change, which PyTorch does not count."""
         data: Any = torch.Tensor.data
 
         def note_change(tensor: torch.Tensor) -> None:
@@ -220,12 +221,12 @@ class Models:
         patches.set(torch.Tensor, "data", property(read, write))
 
     def touch(self, leaves: Iterable[torch.Tensor]) -> None:
-        """Note that parameters were replaced by these."""
+        """Record that parameters were replaced by these tensors."""
         self._touched = True
         self._trained.update(map(id, leaves))
 
     def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
-        """Take these for all parameters of a program that calls no module."""
+        """Use these tensors as all parameters of a program that calls no module."""
         self._parameters = self._alone = [weakref.ref(one) for one in leaves]
 
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -242,7 +243,7 @@ class Models:
         return not self._roots
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
-        """Name the gradients of these parameters, or of all if None."""
+        """Label the gradients of these parameters, or of all if None."""
         if parameters is None:
             parameters = self.parameters()
         kept = (p.grad for p in parameters if p.is_leaf or p.retains_grad)
@@ -256,7 +257,7 @@ class Models:
         return first is not None and id(first) in self._trained
 
     def trains(self, module: torch.nn.Module) -> None:
-        """Note that this module is trained."""
+        """Record that this module is trained."""
         self._trained.update(map(id, module.parameters()))
 
     def name_optimizer(self, name: str) -> None:
@@ -264,7 +265,7 @@ class Models:
         self._names[name] = None
 
     def name_optimizer_state(self, optimizer: Any, steps: int) -> None:
-        """Name and count the state of an optimizer after this number of steps."""
+        """Label and count the state of an optimizer after this number of steps."""
         kept = driven_by(optimizer)
         if steps == 1:
             self.name_optimizer(type(kept).__name__)
@@ -284,7 +285,7 @@ class Models:
             self._counters.name_state(optimizer, self._homes)
 
     def _find_alone(self, optimizer: Any) -> None:
-        """Name and count the parameters of an optimizer that no module has."""
+        """Label and count the parameters of an optimizer that no module has."""
         before = {id(ref()) for ref in self._alone}
         known = {id(ref()) for ref in self._parameters} - before
         alone = [p for p in held_by(optimizer) if id(p) not in known]

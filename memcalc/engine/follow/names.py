@@ -64,7 +64,7 @@ class Names(Observer):
         """Called with each module that begins, so that it is known where a program dies."""
 
     def install(self, patches: Patches) -> None:
-        """Start to follow functional calls."""
+        """Start to follow functional calls of modules."""
         self._patches = patches
         self._functional.install(patches)
 
@@ -76,7 +76,7 @@ class Names(Observer):
             self._steps.by_hand()
 
     def meet(self, model: torch.nn.Module, optimizer: Any) -> None:
-        """Name the tensors of a plan's program before its loop."""
+        """Label the tensors of a plan's model, and of its wrapper, before the training loop."""
         self._optimizer = optimizer
         self.models.add(model)
         if optimizer is not None:
@@ -84,14 +84,14 @@ class Names(Observer):
         self._name_wrapper()
 
     def _name_wrapper(self) -> None:
-        """Name the tensors that a wrapper over several GPUs made before the forward."""
+        """Label what a wrapper over several GPUs allocated before the first forward."""
         if self._counters.wrapped:
             self._counters.guess(Component.COMMUNICATION, [])
 
     # ---- modules
 
     def watch(self, step: int) -> None:
-        """Begin to follow modules and operators, if this step is watched."""
+        """Label by module and operator in this step, if it is watched; else only by phase."""
         self._step = step
         if self._operators is None:
             return
@@ -102,10 +102,11 @@ class Names(Observer):
 
     @property
     def _is_active(self) -> bool:
+        """Return True if modules are labelled in this step."""
         return self._step in self._watched and bool(self._counters.notes)
 
     def meet_model(self, module: torch.nn.Module) -> None:
-        """Name the weights of a model that is new, or that a loop's library has changed."""
+        """Label the weights of a model that is new, or that a loop's library has changed."""
         if not self.models.meet(module) and not self._ran:
             self.models.sweep()
         if not self._ran:
@@ -117,7 +118,7 @@ class Names(Observer):
         return self.models.is_trained(module)
 
     def enter_model(self, args: Any) -> None:
-        """Mark the inputs that the model got from outside."""
+        """Label the tensors among a model's arguments as inputs."""
         keywords = internals.keywords_of_call()
         # A beam search orders its cache anew between two passes.
         self._name_cache(keywords)
@@ -126,7 +127,7 @@ class Names(Observer):
         self._counters.name_at(None, [at for t in outside for at in self._counters.addresses(t)])
 
     def enter_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
-        """Record the current module."""
+        """Record the module whose forward runs now."""
         path = self.models.path(module)
         if path:
             self.drop(path)
@@ -146,7 +147,7 @@ class Names(Observer):
                 self._name_cache(out)
 
     def _name_cache(self, held: Any) -> None:
-        """Name the KV cache among a model's arguments or outputs; a training has none."""
+        """Label the KV cache among a model's arguments or outputs; a training has none."""
         if self._is_active and isinstance(held, Mapping) and not torch.is_grad_enabled():
             tensors = list(find_caches(held))
             self._counters.name(Component.KV_CACHE, tensors)
@@ -155,7 +156,7 @@ class Names(Observer):
     # ---- backward and steps
 
     def enter_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Name the activations of the forward that has ended; return the line that calls."""
+        """Label the activations of the forward that has ended; return the calling line."""
         if not self._steps.has_optimizer:
             if self.models.none_ran and args:
                 differentiable = bool(kwargs.get("create_graph"))
@@ -169,7 +170,7 @@ class Names(Observer):
         return source_lines.find_line()
 
     def leave_backward(self, backwards: int) -> None:
-        """Name the gradients, and the state of a plan's updates inside backward."""
+        """Label the gradients, and the state of a plan's updates inside backward."""
         self.models.gradients()
         if self._counters.wrapped:
             # Of shards that are not reduced yet, a wrapper holds the whole gradients.
@@ -182,25 +183,25 @@ class Names(Observer):
             self.models.watch_data(self._patches)
 
     def take_gradients(self, inputs: Any, found: Any) -> None:
-        """Name the gradients that were asked for."""
+        """Label the gradients that ``torch.autograd.grad`` returned."""
         self._functional.gradients(inputs, found)
 
     def enter_step(self, optimizer: Any, *, inside_backward: bool) -> None:
-        """Name the gradients that are used before backward has ended."""
+        """Label the gradients that an optimizer uses before backward has ended."""
         self.drop("the optimizer's step")
         self._inside_backward = inside_backward
         if inside_backward:
             self.models.gradients(held_by(optimizer))
 
     def leave_step(self, optimizer: Any, steps: int) -> None:
-        """Name the state."""
+        """Label the optimizer's state after its step."""
         if self._optimizer is None:
             self.models.name_optimizer_state(optimizer, steps)
         elif not self._inside_backward:
             self.models.name_optimizer_state(self._optimizer, steps)
 
     def begin_step(self, step: int) -> None:
-        """Follow modules and operators of a watched step, or end that."""
+        """Start or stop labelling by module and operator, as the new step is watched or not."""
         self.watch(step)
         self.stepping(step)
 

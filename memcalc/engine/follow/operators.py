@@ -22,7 +22,7 @@ class Operators:
         """The last step for which it is decided whether they are followed."""
 
     def begin(self, step: int) -> None:
-        """Begin to follow operators of a step; on the CPU they are always followed."""
+        """Start PyTorch's profiler in a step to learn its operators, unless it is too long."""
         notes = self._notes
         if step == self._decided:
             return
@@ -34,7 +34,7 @@ class Operators:
             notes.profiler.__enter__()
 
     def end(self) -> None:
-        """Stop following operators."""
+        """Stop PyTorch's profiler."""
         notes = self._notes
         if notes.profiler is not None and not notes.profiled[1]:
             notes.profiler.__exit__(None, None, None)

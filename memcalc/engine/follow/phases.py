@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
+from torch.nn.utils.parametrize import ParametrizationList
 
 from memcalc.engine import source_lines
 from memcalc.engine.counters import Counters
@@ -44,14 +45,14 @@ class Observer:
     """Receiver of a followed program's calls; this base class ignores them."""
 
     def meet_model(self, module: torch.nn.Module) -> None:
-        """Handle a call of a module from outside of all others."""
+        """Handle a call of an outermost module, before its phase begins."""
 
     def is_trained(self, module: torch.nn.Module) -> bool:
         """Return True if an optimizer updates this module."""
         return True
 
     def enter_model(self, args: Any) -> None:
-        """Handle the start of the phase of such a call."""
+        """Handle the call of an outermost module, after its phase has begun."""
 
     def enter_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Handle the start of a module's forward."""
@@ -92,7 +93,7 @@ class Phases:
         self.backwards = 0
         """Calls of backward so far."""
         self._counters, self._steps, self._observer = counters, steps, observer
-        steps.begins, steps.ends = self._step_begins, self._step_ends
+        steps.begins, steps.ends = self._begin_step, self._end_step
         steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
         self._main = threading.get_ident()
         self._depth = 0
@@ -115,21 +116,22 @@ class Phases:
 
     def install(self, patches: Patches) -> None:
         """Start to follow the program's calls."""
-        patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
-        patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
+        patches.also(modules.register_module_forward_pre_hook(self._on_enter).remove)
+        patches.also(modules.register_module_forward_hook(self._on_leave, always_call=True).remove)
         patches.wrap(torch.autograd, "backward", self.backward)
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
         patches.wrap(torch.nn.Module, "zero_grad", self.clear_gradients)
-        patches.wrap(scaler_class(), "unscale_", self._stepping)
+        patches.wrap(scaler_class(), "unscale_", self._run_as_step)
         for name in _CLIPPING:
-            patches.wrap(torch.nn.utils, name, self._stepping)
+            patches.wrap(torch.nn.utils, name, self._run_as_step)
             patches.set(clip_grad, name, getattr(torch.nn.utils, name))
         deepspeed.follow_steps(patches, self._steps, self)
 
     # ---- phases
 
     def _mark(self, phase: Phase, line: str = "") -> None:
+        """Set the current phase, and begin its interval unless it runs already."""
         self.phase = phase
         if line or (phase, self.step) != self._interval:
             self._interval = phase, self.step
@@ -199,7 +201,7 @@ class Phases:
 
     @contextlib.contextmanager
     def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
-        """Take the calls of a model that generates for prefill first, and then for decoding."""
+        """Count a model's first call in the context as prefill, and the others as decoding."""
         self.begin(Phase.PREFILL)
         self._generates, self._passes = model, itertools.count()
         try:
@@ -209,7 +211,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Run a phase that interrupts another one, or a gap."""
+        """Run a phase in the context that interrupts the current one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
         try:
@@ -221,10 +223,11 @@ class Phases:
                 self._mark(before)
 
     def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take a function, such as a library's around autograd's, for backward as a whole."""
+        """Call a function as the backward phase, such as a library's around autograd's."""
         return self._run_backward(original, (), args, kwargs)
 
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``torch.autograd.grad``: run it as backward, and report the gradients."""
         if isinstance(inputs, Iterator):
             inputs = tuple(inputs)  # Such as model.parameters().
         found = self._run_backward(original, inputs, (outputs, inputs, *args), kwargs)
@@ -235,7 +238,7 @@ class Phases:
     def _run_backward(
         self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute gradients; ``inputs``: of these, where the call names them first."""
+        """Compute gradients as the backward phase; ``inputs``: of these, if named."""
         if self.phase is Phase.BACKWARD or not self._in_training_thread():
             return original(*args, **kwargs)
         self._enter(Phase.BACKWARD, self._observer.enter_backward(inputs, args, kwargs))
@@ -248,24 +251,27 @@ class Phases:
             self._begin_gap(Phase.BACKWARD)
 
     def clear_gradients(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take a function for ``zero_grad``; inside backward and before training it is none."""
+        """Call a function as the zero_grad phase, unless in backward or before training."""
         inside = self.phase in (Phase.ZERO_GRAD, Phase.LOAD, Phase.BACKWARD)
         if inside or self._after in (Phase.LOAD, Phase.RESUME):
             return original(*args, **kwargs)
         with self.during(Phase.ZERO_GRAD):
             return original(*args, **kwargs)
 
-    def _stepping(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_as_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, such as gradient clipping, as part of the optimizer's step."""
         with self.during(Phase.STEP):
             return original(*args, **kwargs)
 
-    def _step_begins(self, optimizer: Any) -> None:
+    def _begin_step(self, optimizer: Any) -> None:
+        """Begin the step phase as an optimizer steps, unless inside backward."""
         self._inside_backward = self.phase is Phase.BACKWARD
         self._observer.enter_step(optimizer, inside_backward=self._inside_backward)
         if not self._inside_backward:
             self._enter(Phase.STEP)
 
-    def _step_ends(self, optimizer: Any, steps: int) -> None:
+    def _end_step(self, optimizer: Any, steps: int) -> None:
+        """Record an optimizer's step, and begin a gap unless inside backward."""
         self._stepped.add(id(optimizer))
         if steps == 1:
             self.settled = self.step + 1
@@ -287,7 +293,8 @@ class Phases:
                 self._main = own
         return own == self._main
 
-    def _entering(self, module: torch.nn.Module, args: Any) -> None:
+    def _on_enter(self, module: torch.nn.Module, args: Any) -> None:
+        """Handle the start of a module's forward; the outermost begins a phase."""
         if torch.compiler.is_compiling():
             return  # Dynamo would compile this hook, which breaks a full graph.
         if self.phase is not Phase.BACKWARD and not self._in_training_thread(module):
@@ -295,12 +302,14 @@ class Phases:
         if module is self._generates and (number := next(self._passes)):
             self._observer.begin_step(number)
             self.begin(Phase.DECODE, number)
-        if not self._depth and self.phase is not Phase.BACKWARD:
+        outermost = not self._depth and not isinstance(module, ParametrizationList)
+        if outermost and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
         self._observer.enter_module(module, args, self.phase)
 
     def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
+        """Begin forward or evaluation as an outermost module is called."""
         self._observer.meet_model(module)
         self._loaded = self._counters.moments() if self.phase is Phase.LOAD else None
         if self.phase in _FREE:
@@ -315,7 +324,8 @@ class Phases:
             self._back_to = Phase.FORWARD if interrupts else None
         self._observer.enter_model(args)
 
-    def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+    def _on_leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        """Handle the end of a module's forward; the outermost ends an evaluation."""
         if torch.compiler.is_compiling():
             return
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:

@@ -107,31 +107,32 @@ class Session:
         else:
             scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
             self.names.end()
-        self._own(scopes)
+        self._record_holders(scopes)
 
     def _begin_step(self, step: int) -> None:
+        """Label weights and variables again in the first steps of the program."""
         if step == WATCHED:
             self.counters.without_lines()
             # A function that trains to the end of the program takes its variables with it.
-            self._own(variables.running_scopes())
+            self._record_holders(variables.running_scopes())
         if step <= WATCHED:
             # Programs may have given weights other memory.
             self.models.sweep()
 
-    def _own(self, scopes: Iterable[variables.Scope]) -> None:
+    def _record_holders(self, scopes: Iterable[variables.Scope]) -> None:
         """Record which variables, of these and of the user's modules, hold memory."""
         every = itertools.chain(scopes, variables.module_scopes())
         self.counters.own(variables.holders(every, self.counters))
 
     def follow_checkpoints(self) -> None:
-        """Label what is read from a file to the GPU as held, if it becomes nothing else."""
+        """Label what is loaded from a file to the GPU as held, unless labelled later."""
         around = self.counters.makes(Component.HELD)
         self.patches.wrap(torch, "load", around)
         for name in ("load", "load_file"):
             self.patches.wrap_later("safetensors.torch", name, around)
 
     def be_one_of_many(self) -> None:
-        """Let the program join groups whose other processes are made up."""
+        """Patch torch.distributed to run this process as one of several ranks, alone."""
         if threading.current_thread() is threading.main_thread():
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
@@ -156,7 +157,7 @@ class Session:
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak_interval(notes)),
                 steps=self.phases.step + 1,
-                uncounted=(*_longer(notes.intervals, alike), *started),
+                uncounted=(*_note_varying_steps(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
                 whole=True,
                 assumptions=self.patches.assumptions,
@@ -205,8 +206,8 @@ def _label_held_blocks(timeline: Timeline, intervals: list[Interval], *, wrapped
             block.component = Component.HELD
 
 
-def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
-    """Return a sentence on longer runs, if steps with all optimizer state took different peaks."""
+def _note_varying_steps(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
+    """Return a note on longer runs if peaks of comparable steps differ, else nothing."""
     peaks: dict[int, int] = {}
     # What a step does after its last backward, such as loading a checkpoint, is none of its batch.
     whole = {one.step: at for at, one in enumerate(intervals) if one.phase is Phase.BACKWARD}

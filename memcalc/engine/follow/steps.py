@@ -52,14 +52,14 @@ class Steps:
         self._own: set[type] = set()
 
     def install(self, patches: Patches) -> None:
-        """Start to count."""
+        """Register hooks that count the steps of all optimizers."""
         self._patches = patches
         for hook in (
             optimizers.register_optimizer_step_pre_hook(
-                lambda one, *_: self._begin(one) if self._counts(one) else None
+                lambda one, *_: self._begin_step(one) if self._counts(one) else None
             ),
             optimizers.register_optimizer_step_post_hook(
-                lambda one, *_: self._end(one) if self._counts(one) else None
+                lambda one, *_: self._end_step(one) if self._counts(one) else None
             ),
         ):
             patches.also(hook.remove)
@@ -67,11 +67,12 @@ class Steps:
         if self._wanted:
             patches.wrap(threading, "excepthook", _handle_thread_exception)
         if self._wanted and threading.current_thread() is threading.main_thread():
-            before = signal.signal(_ENOUGH, _end_main)
+            before = signal.signal(_ENOUGH, _raise_enough_steps)
             patches.also(functools.partial(signal.signal, _ENOUGH, before))
         self._count_replays(patches)
 
     def _counts(self, optimizer: Any) -> bool:
+        """Return True if a step of this optimizer counts now."""
         return not self._driven and (self._only is None or optimizer is self._only)
 
     def _init_optimizer(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -94,10 +95,10 @@ class Steps:
         Raises:
             EnoughStepsError: it has made the number of steps asked for.
         """
-        self._begin(owner)
+        self._begin_step(owner)
         with self.pause_counting():
             yield
-        self._end(owner)
+        self._end_step(owner)
 
     def find_own(self) -> None:
         """Look for optimizers that are none of PyTorch's: they step, and clear gradients."""
@@ -109,6 +110,7 @@ class Steps:
                 self._patches.wrap(kind, "step", self._own_step)
 
     def _own_step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count a step of an optimizer that is not PyTorch's."""
         if self._driven:
             return original(optimizer, *args, **kwargs)
         with self.one(optimizer):
@@ -120,28 +122,30 @@ class Steps:
         Raises:
             EnoughStepsError: it has made the number of updates asked for.
         """
-        self._end_if_enough(BY_HAND)
+        self._raise_if_enough(BY_HAND)
         self.made[BY_HAND] = self.made.get(BY_HAND, 0) + 1
         self.most = max(self.most, self.made[BY_HAND])
         self.updated_by_hand()
 
-    def _end_if_enough(self, key: int) -> None:
+    def _raise_if_enough(self, key: int) -> None:
         if self._wanted and self.made.get(key, 0) >= self._wanted:
             raise EnoughStepsError
 
-    def _begin(self, owner: Any) -> None:
+    def _begin_step(self, owner: Any) -> None:
+        """Handle the start of a counted step; raise EnoughStepsError if it is one too many."""
         self.settle()
-        self._end_if_enough(id(owner))
+        self._raise_if_enough(id(owner))
         self.begins(owner)
 
-    def _end(self, owner: Any) -> None:
+    def _end_step(self, owner: Any) -> None:
         key = id(owner)
         self.made[key] = self.made.get(key, 0) + 1
-        self._keep_count_of(owner)
+        self._drop_count_with(owner)
         self.most = max(self.most, self.made[key])
         self.ends(owner, self.made[key])
 
-    def _keep_count_of(self, owner: Any) -> None:
+    def _drop_count_with(self, owner: Any) -> None:
+        """Drop the count of an optimizer when it is freed: its ID may be reused."""
         key = id(owner)
         if key not in self._alive:
             with contextlib.suppress(TypeError):
@@ -167,10 +171,10 @@ class Steps:
         def replay(original: Any, one: Any) -> None:
             owners = [self._alive[key]() for key in captured.get(id(one), ()) if key in self._alive]
             for owner in owners:
-                self._begin(owner)
+                self._begin_step(owner)
             original(one)
             for owner in owners:
-                self._end(owner)
+                self._end_step(owner)
 
         patches.wrap(graph, "capture_begin", begin_capture)
         patches.wrap(graph, "capture_end", end_capture)
@@ -181,11 +185,11 @@ def _handle_thread_exception(original: Any, args: Any) -> None:
     """End the program when a thread has trained for enough steps."""
     if args.exc_type is not EnoughStepsError:
         original(args)
-    elif signal.getsignal(_ENOUGH) is _end_main:
+    elif signal.getsignal(_ENOUGH) is _raise_enough_steps:
         signal.pthread_kill(threading.main_thread().ident or 0, _ENOUGH)
 
 
-def _end_main(*_: Any) -> None:
+def _raise_enough_steps(*_: Any) -> None:
     raise EnoughStepsError
 
 

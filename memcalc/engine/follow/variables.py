@@ -51,7 +51,7 @@ def scopes_of_traceback(trace: TracebackType | None) -> Iterator[Scope]:
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    yield from _scopes(reversed(frames))
+    yield from _frame_scopes(reversed(frames))
 
 
 def running_scopes() -> Iterator[Scope]:
@@ -61,7 +61,7 @@ def running_scopes() -> Iterator[Scope]:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    yield from _scopes(frames)
+    yield from _frame_scopes(frames)
 
 
 def module_scopes() -> Iterator[Scope]:
@@ -73,7 +73,7 @@ def module_scopes() -> Iterator[Scope]:
             yield Scope(held, file)
 
 
-def _scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
+def _frame_scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
     for frame in frames:
         file = frame.f_code.co_filename
         if source_lines.is_users(file):
@@ -107,32 +107,33 @@ def holdings(
             continue
         seen[id(scope.variables)] = scope
         for name, value in list(scope.variables.items()):
-            yield from _inside(Holding(name, value, scope.file, inside=False), _DEEP, empty)
+            yield from _search(Holding(name, value, scope.file, inside=False), _DEEP, empty)
 
 
-def _inside(
+def _search(
     one: Holding, depth: int, empty: set[tuple[str, str]] | None = None
 ) -> Iterator[Holding]:
+    """Yield the tensors in a value, to some depth of containers and objects."""
     value: Any = one.tensor
     kind = type(value)
     if issubclass(kind, torch.Tensor):
         yield one
     elif depth and issubclass(kind, _CONTAINERS):
-        held = _content(value)
+        held = _list_items(value)
         if not held and empty is not None:
             empty.add((one.name, one.file))
         for inner in held:
-            yield from _inside(one._replace(tensor=inner, inside=True), depth - 1, empty)
+            yield from _search(one._replace(tensor=inner, inside=True), depth - 1, empty)
     elif depth and source_lines.is_users(file := _find_file(kind)):
         for name, inner in list(_attributes(value).items()):
             plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
             of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
             part = one._replace(tensor=inner) if plain or one.inside else of_it
-            yield from _inside(part, depth - 1, empty)
+            yield from _search(part, depth - 1, empty)
 
 
-def _content(container: Any) -> list[Any]:
-    """Return the items of a container without calling methods of its own class."""
+def _list_items(container: Any) -> list[Any]:
+    """Return the items of a container without calling methods of the program's class."""
     if isinstance(container, dict):
         return list(dict.values(container))
     base: Any = next(kind for kind in _CONTAINERS if isinstance(container, kind))
@@ -185,19 +186,20 @@ def filled_at(name: str, file: str) -> str:
 
 
 def _fills(node: ast.AST, name: str) -> bool:
+    """Return True if a syntax node puts something into the variable of this name."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr in _FILLING and _root(node.func.value) == name
+        return node.func.attr in _FILLING and _root_name(node.func.value) == name
     if isinstance(node, ast.AugAssign):
-        return _root(node.target) == name
+        return _root_name(node.target) == name
     if not isinstance(node, ast.Assign):
         return False
-    targets = [one for one in node.targets if _root(one) == name]
+    targets = [one for one in node.targets if _root_name(one) == name]
     more = isinstance(node.value, ast.BinOp | ast.List | ast.Tuple | ast.Set)
-    own = more and any(_root(one) == name for one in ast.walk(node.value))
+    own = more and any(_root_name(one) == name for one in ast.walk(node.value))
     return any(own or isinstance(one, ast.Subscript) for one in targets)
 
 
-def _root(node: ast.AST) -> str:
+def _root_name(node: ast.AST) -> str:
     """Return the variable or attribute that an expression such as ``self.a["b"]`` begins with."""
     while True:
         if isinstance(node, ast.Subscript):

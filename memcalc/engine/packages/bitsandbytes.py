@@ -15,13 +15,13 @@ from memcalc.engine.patches import Patches
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import it and others, so far as they are here."""
+    """Import bitsandbytes and other packages, if installed, without ``torch.compile``."""
     for module in modules:
         with contextlib.suppress(ImportError), Patches() as patches:
             if module == "bitsandbytes":
-                patches.set(torch, "compile", _as_it_is)
+                patches.set(torch, "compile", _skip_compile)
             importlib.import_module(module)
 
 
-def _as_it_is(function: Any = None, **_: Any) -> Any:
-    return function if function is not None else _as_it_is
+def _skip_compile(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _skip_compile

@@ -27,40 +27,41 @@ _CHUNK = 2048
 """Positions of a chunk of mamba-ssm's selective scan."""
 
 
-def _nothing(*_: Any) -> None:
-    """Write to tensors that are given."""
+def _do_nothing(*_: Any) -> None:
+    """Do nothing, in place of a kernel that writes into its arguments."""
 
 
-def _like_first(tensor: Tensor, *_: Any) -> Tensor:
+def _make_like(tensor: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _gradient(gradient: Tensor, *_: Any) -> Tensor:
+def _return_gradient(gradient: Tensor, *_: Any) -> Tensor:
+    """Return the gradient, contiguous, as the result of a kernel that overwrites it."""
     return gradient.contiguous()
 
 
-def _norms(_: int, __: Tensor, lists: list[list[Tensor]], per_tensor: bool = False) -> Any:
+def _allocate_norms(_: int, __: Tensor, lists: list[list[Tensor]], per_tensor: bool = False) -> Any:
     total = lists[0][0].new_empty(1, dtype=torch.float32)
     return total, total.new_empty(len(lists[0]) if per_tensor else 0)
 
 
-def _statistics(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+def _allocate_statistics(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     kind = torch.float32 if tensor.dtype in _HALF else tensor.dtype
     return tensor.new_empty(tensor.numel() // math.prod(shape), dtype=kind)
 
 
-def _norm(means: int, *, mixed: bool = False) -> Callable[..., Any]:
-    """Return a norm's forward, which keeps ``means`` tensors of means of rows."""
+def _make_norm(means: int, *, mixed: bool = False) -> Callable[..., Any]:
+    """Return a norm's forward, which allocates its result and ``means`` statistics of each row."""
 
     def forward(tensor: Tensor, shape: Sequence[int], *rest: Any) -> Any:
         out = torch.empty_like(tensor, dtype=rest[0].dtype if mixed else tensor.dtype)
-        return [out, *(_statistics(tensor, shape) for _ in range(means))]
+        return [out, *(_allocate_statistics(tensor, shape) for _ in range(means))]
 
     return forward
 
 
-def _norm_backward(first: int, weights: int) -> Callable[..., Any]:
-    """Return a norm's backward.
+def _make_norm_backward(first: int, weights: int) -> Callable[..., Any]:
+    """Return a norm's backward, which allocates the gradients.
 
     Args:
         first: the place of its input among the arguments.
@@ -77,7 +78,7 @@ def _norm_backward(first: int, weights: int) -> Callable[..., Any]:
     return backward
 
 
-def _scan(
+def _allocate_scan(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, *_: Any
 ) -> list[Tensor]:
     gated = [] if z is None else [torch.empty_like(z)]
@@ -86,7 +87,7 @@ def _scan(
     return [torch.empty_like(delta), states, *gated]
 
 
-def _scan_backward(
+def _allocate_scan_gradients(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, bias: Any, *rest: Any
 ) -> list[Tensor | None]:
     _, _, out, dz, _, again = rest
@@ -103,7 +104,7 @@ def _scan_backward(
 
 
 def _get_batch_per_block(_: int, keys: int, *__: int) -> int:
-    """Return the rows that a block of the masked softmax takes: Megatron-LM asks before it calls.
+    """Return the rows of a block of apex's masked softmax, for which Megatron-LM asks.
 
     Source: apex ``csrc/megatron/scaled_masked_softmax.h``.
     """
@@ -111,32 +112,32 @@ def _get_batch_per_block(_: int, keys: int, *__: int) -> int:
     return 128 // min(width, 32) * (2 if width <= 128 else 1)
 
 
-_SOFTMAX: dict[str, Callable[..., Any]] = {"forward": _like_first, "backward": _like_first}
+_SOFTMAX: dict[str, Callable[..., Any]] = {"forward": _make_like, "backward": _make_like}
 _MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
     "amp_C": (
         "apex",
         {
             **{
-                f"multi_tensor_{name}": _nothing
+                f"multi_tensor_{name}": _do_nothing
                 for name in (
                     *("adam", "adam_capturable", "adam_capturable_master", "sgd", "adagrad"),
                     *("novograd", "lamb", "lamb_mp", "scale", "axpby"),
                 )
             },
-            **{f"multi_tensor_{name}": _norms for name in ("l2norm", "l2norm_mp")},
+            **{f"multi_tensor_{name}": _allocate_norms for name in ("l2norm", "l2norm_mp")},
         },
     ),
     "fused_layer_norm_cuda": (
         "apex",
         {
-            **{name: _norm(2) for name in ("forward", "forward_affine")},
-            **{f"rms_{name}": _norm(1) for name in ("forward", "forward_affine")},
-            "forward_affine_mixed_dtypes": _norm(2, mixed=True),
-            "rms_forward_affine_mixed_dtypes": _norm(1, mixed=True),
-            "backward": _norm_backward(3, 0),
-            "backward_affine": _norm_backward(3, 2),
-            "rms_backward": _norm_backward(2, 0),
-            "rms_backward_affine": _norm_backward(2, 1),
+            **{name: _make_norm(2) for name in ("forward", "forward_affine")},
+            **{f"rms_{name}": _make_norm(1) for name in ("forward", "forward_affine")},
+            "forward_affine_mixed_dtypes": _make_norm(2, mixed=True),
+            "rms_forward_affine_mixed_dtypes": _make_norm(1, mixed=True),
+            "backward": _make_norm_backward(3, 0),
+            "backward_affine": _make_norm_backward(3, 2),
+            "rms_backward": _make_norm_backward(2, 0),
+            "rms_backward_affine": _make_norm_backward(2, 1),
         },
     ),
     "generic_scaled_masked_softmax_cuda": ("apex", _SOFTMAX),
@@ -145,19 +146,19 @@ _MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
         {**_SOFTMAX, "get_batch_per_block": _get_batch_per_block},
     ),
     **{
-        f"{name}_softmax_cuda": ("apex", {**_SOFTMAX, "backward": _gradient})
+        f"{name}_softmax_cuda": ("apex", {**_SOFTMAX, "backward": _return_gradient})
         for name in ("scaled", "scaled_upper_triang_masked")
     },
     "fused_weight_gradient_mlp_cuda": (
         "apex",
-        {f"wgrad_gemm_accum_fp{bits}": _nothing for bits in (16, 32)},
+        {f"wgrad_gemm_accum_fp{bits}": _do_nothing for bits in (16, 32)},
     ),
     "causal_conv1d_cuda": (
         "causal_conv1d",
-        {f"causal_conv1d_{name}": _nothing for name in ("fwd", "bwd", "update")},
+        {f"causal_conv1d_{name}": _do_nothing for name in ("fwd", "bwd", "update")},
     ),
-    "selective_scan_cuda": ("mamba_ssm", {"fwd": _scan, "bwd": _scan_backward}),
-    "grouped_gemm_backend": ("grouped_gemm", {"gmm": _nothing}),
+    "selective_scan_cuda": ("mamba_ssm", {"fwd": _allocate_scan, "bwd": _allocate_scan_gradients}),
+    "grouped_gemm_backend": ("grouped_gemm", {"gmm": _do_nothing}),
 }
 """Functions of compiled modules, with the package that each belongs to."""
 
@@ -171,14 +172,14 @@ class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Any, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return how a stand-in is loaded, or None."""
+        """Return the import spec of a stand-in, or None for any other module."""
         owner, _ = _MODULES.get(name, ("", {}))
         if not owner or (owner not in sys.modules and importlib.util.find_spec(owner) is None):
             return None
         return importlib.machinery.ModuleSpec(name, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a stand-in, and say so."""
+        """Fill a stand-in module with its functions, and report it as an assumption."""
         owner, functions = _MODULES[module.__name__]
         vars(module).update(functions)
         self._say(_SAID.format(owner))

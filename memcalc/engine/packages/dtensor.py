@@ -18,7 +18,7 @@ _EACH_BY_ITSELF = ("aten::_foreach_", "aten::_fused_")
 
 
 def plan_alike_once(patches: Patches) -> None:
-    """Keep what DTensor works out for a tensor, for others of its list that are alike."""
+    """Patch DTensor to plan an operator only once for equal tensors of a list."""
     try:
         owner = pkgutil.resolve_name("torch.distributed.tensor._sharding_prop:ShardingPropagator")
     except (ImportError, AttributeError):
@@ -28,7 +28,7 @@ def plan_alike_once(patches: Patches) -> None:
 
 
 def _of_each_kind(original: Any, propagator: Any, schema: Any) -> Any:
-    """Plan for tensors that differ, each with the numbers that the operator has for it."""
+    """Plan an operator over lists for one tensor of each kind; all others get that plan."""
     is_list = [isinstance(one, list | tuple) and bool(one) for one in schema.args_schema]
     lists = list(itertools.compress(schema.args_schema, is_list))
     if not schema.op.name().startswith(_EACH_BY_ITSELF) or len({len(one) for one in lists}) != 1:

@@ -39,7 +39,7 @@ class _Call(NamedTuple):
     with_softmax: bool = False
 
     def shared(self) -> dict[str, Any]:
-        """Return the arguments that both directions take."""
+        """Return the keyword arguments that the forward and the backward kernel take."""
         if self.window == (-1, -1):
             return {"scale": self.scale}  # PyTorch before 2.5 knows no window.
         window = {"window_size_left": self.window[0], "window_size_right": self.window[1]}
@@ -51,9 +51,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *packs: torch.Tensor) -> Any:
-        """Return the output; with the softmax where that is asked for."""
+        """Return attention's output, and its softmax if requested."""
         width = packs[0].shape[-1]
-        query, key, value = (_padded(_rows(one.detach())) for one in _unpack(packs))
+        query, key, value = (_pad(_rows(one.detach())) for one in _split_packs(packs))
         scale = call.scale if call.scale is not None else width**-0.5
         call = call._replace(scale=scale)
         out, softmax, state, _, mask = _forward(
@@ -69,13 +69,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the packs."""
+        """Return the gradients of query, key and value, packed as they were given."""
         query, key, value, out, softmax, state = ctx.saved_tensors
         call, gradient = ctx.call, gradients[0]
         width = gradient.shape[-1]
-        with _deterministic(call.deterministic):
+        with _set_deterministic(call.deterministic):
             found = _backward(
-                *(_dense(_rows(_padded(gradient))), query, key, value, _dense(out), softmax),
+                *(_dense(_rows(_pad(gradient))), query, key, value, _dense(out), softmax),
                 *(*call.begins, *call.longest, call.dropout, call.causal, state, state),
                 **call.shared(),
             )
@@ -87,7 +87,7 @@ class _Attention(torch.autograd.Function):
         return (None, *(one[..., :width] for one in found))
 
 
-def _unpack(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _split_packs(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     *whole, last = packs
     parts = 3 - len(whole)
     return (*whole, *(last.select(-3, one) for one in range(parts))) if parts > 1 else packs
@@ -98,7 +98,8 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
+def _pad(tensor: torch.Tensor) -> torch.Tensor:
+    """Pad the width of the heads to a multiple of eight."""
     lacking = -tensor.shape[-1] % _MULTIPLE
     return functional.pad(tensor, [0, lacking]) if lacking else tensor
 
@@ -112,7 +113,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _deterministic(asked: bool) -> Iterator[None]:
+def _set_deterministic(asked: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(asked, warn_only=True)
@@ -136,11 +137,12 @@ def _attend(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ) -> Any:
+    """Run attention by PyTorch's build of the kernel, with flash-attn's options."""
     if block_table is not None:
         raise NotImplementedError(
             "a paged cache (block_table) is not simulated without flash-attn: install flash-attn."
         )
-    query, key, _ = _unpack(packs)
+    query, key, _ = _split_packs(packs)
     longest = longest or (query.shape[1], key.shape[1])
     window = int(window_size[0]), int(window_size[1])
     if alibi_slopes is not None and window == (-1, -1):
@@ -163,8 +165,8 @@ def _attend(
 _OPTIONS = list(signature(_attend).parameters.values())[3:]
 
 
-def _function(packs: str, begins: str = "", longest: str = "") -> Callable[..., Any]:
-    """Return one of flash-attn's functions.
+def _make_function(packs: str, begins: str = "", longest: str = "") -> Callable[..., Any]:
+    """Make a function with the signature of one of flash-attn's.
 
     Args:
         packs: names of its tensors of shape (batch, length, heads, width), some in one.
@@ -189,16 +191,16 @@ def _function(packs: str, begins: str = "", longest: str = "") -> Callable[..., 
 
 
 _OF_BOTH = {"begins": "cu_seqlens_q cu_seqlens_k", "longest": "max_seqlen_q max_seqlen_k"}
-flash_attn_func = _function("q k v")
-flash_attn_kvpacked_func = _function("q kv")
-flash_attn_qkvpacked_func = _function("qkv")
-flash_attn_varlen_func = _function("q k v", **_OF_BOTH)
-flash_attn_varlen_kvpacked_func = _function("q kv", **_OF_BOTH)
-flash_attn_varlen_qkvpacked_func = _function("qkv", "cu_seqlens", "max_seqlen")
+flash_attn_func = _make_function("q k v")
+flash_attn_kvpacked_func = _make_function("q kv")
+flash_attn_qkvpacked_func = _make_function("qkv")
+flash_attn_varlen_func = _make_function("q k v", **_OF_BOTH)
+flash_attn_varlen_kvpacked_func = _make_function("q kv", **_OF_BOTH)
+flash_attn_varlen_qkvpacked_func = _make_function("qkv", "cu_seqlens", "max_seqlen")
 
 
 def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
-    """Refuse: what it allocates for a cache is not known here."""
+    """Raise NotImplementedError: what it allocates for a cache is not known here."""
     raise NotImplementedError(
         "flash_attn_with_kvcache is not simulated without flash-attn: install flash-attn."
     )
@@ -244,7 +246,7 @@ def unpad_input(
     attention_mask: torch.Tensor,
     unused_mask: torch.Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """Return the rows that a mask keeps, where they stood, and where sequences begin."""
+    """Pack the rows that a mask keeps; also return their indices, and sequences' begins."""
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     used = attention_mask.sum(dim=-1, dtype=torch.int32)
@@ -258,6 +260,6 @@ def unpad_input(
 def pad_input(
     hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
 ) -> torch.Tensor:
-    """Return the rows where they stood, in a batch with zeros between."""
+    """Put packed rows back into a batch at their indices, with zeros between."""
     found = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return found.unflatten(0, (batch, seqlen))  # type: ignore[no-any-return]

@@ -13,12 +13,14 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Answer for the other ranks once FSDP is imported."""
-    patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _answer(m, patches))
+    """Patch FSDP, once imported, to make up optimizer state of other ranks."""
+    patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _patch(m, patches))
 
 
-def _answer(module: ModuleType, patches: Patches) -> None:
-    def named(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+def _patch(module: ModuleType, patches: Patches) -> None:
+    """Patch the functions with which FSDP asks other ranks for names and shapes of state."""
+
+    def add_names_of_others(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         keys, own = original(state, *args, **kwargs)
         infos = kwargs.get("fqn_to_fsdp_param_info") or args[3]
         others = (
@@ -43,5 +45,5 @@ def _answer(module: ModuleType, patches: Patches) -> None:
         return gathered
 
     if hasattr(module, "_allgather_state_info"):
-        patches.wrap(module, "_map_param_key_to_optim_keys", named)
+        patches.wrap(module, "_map_param_key_to_optim_keys", add_names_of_others)
         patches.wrap(module, "_allgather_state_info", gather_infos)

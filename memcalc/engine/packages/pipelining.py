@@ -14,20 +14,20 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches, *, alone: bool = False) -> None:
-    """Answer stages that ask each other for shapes before the first step (since 2.11).
+    """Patch pipeline stages to need no messages on shapes before the first step (since 2.11).
 
     ``alone``: no other rank runs beside this one, and what arrives is like the example inputs.
     """
     name = "torch.distributed.pipelining.stage"
-    patches.when_imported(name, lambda module: _answer(module, patches, alone))
+    patches.when_imported(name, lambda module: _patch_stages(module, patches, alone))
 
 
-def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
+def _patch_stages(module: ModuleType, patches: Patches, alone: bool) -> None:
     if not hasattr(module, "_StageBackwardMeta"):
         return
     passed_on: list[Any] = []
 
-    def sent(original: Any, stage: Any, meta: Any, to: int) -> None:
+    def keep_sent_shapes(original: Any, stage: Any, meta: Any, to: int) -> None:
         if to > stage.stage_index:
             passed_on.append(meta)
         if not alone:
@@ -41,7 +41,7 @@ def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
             return module._StageForwardMeta(forward_metas=stage._user_meta.inputs)
         return passed_on[0] if passed_on else original(stage, source)
 
-    def vote(
+    def vote_alone(
         original: Any, stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None
     ) -> torch.Tensor:
         dynamic = module.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
@@ -49,8 +49,8 @@ def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
         return own if received_acc is None else received_acc * own
 
     stages = module.PipelineStage
-    patches.wrap(stages, "_send_meta", sent)
+    patches.wrap(stages, "_send_meta", keep_sent_shapes)
     patches.wrap(stages, "_recv_meta", receive_shapes)
     if hasattr(stages, "_warmup_forward_vote"):
-        patches.wrap(stages, "_warmup_forward_vote", vote)
+        patches.wrap(stages, "_warmup_forward_vote", vote_alone)
         patches.set(stages, "_warmup_backward_result", lambda _, received_result: received_result)

@@ -53,12 +53,12 @@ _installed: dict[str, str] = {}
 
 
 def list_notes() -> tuple[str, ...]:
-    """Return the sentences of an answer on this process's stand-ins."""
+    """Return the sentences on the stand-ins installed in this process."""
     return tuple(_installed.values())
 
 
 def lacking(error: BaseException | None) -> str:
-    """Return the package with a stand-in for lack of which an error was raised, or nothing."""
+    """Return the missing package with a stand-in that caused an ImportError, or an empty text."""
     for cause in causes(error):
         named = str(cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
         for package, one in STAND_INS.items():
@@ -69,24 +69,24 @@ def lacking(error: BaseException | None) -> str:
 
 
 def install(package: str) -> str:
-    """Let a package be imported, and be found by who asks for its version, in this process.
+    """Install a stand-in, so that the package can be imported and has a version; return a note.
 
     Returns:
         What an answer has to say of it.
     """
     one = STAND_INS[package]
     content = importlib.import_module(f"{__package__}.{package}")
-    whole = _module(package, content)
+    whole = _make_module(package, content)
     for name in one.submodules:
-        setattr(whole, name, _module(f"{package}.{name}", content))
+        setattr(whole, name, _make_module(f"{package}.{name}", content))
     sys.meta_path.append(_Distributions(one, content.__version__))
     for function in ("is_flash_attn_2_available", "_package_distribution_mapping"):
-        _forget("transformers.utils.import_utils", function)
+        _clear_cache("transformers.utils.import_utils", function)
     _installed[package] = one.said
     return one.said
 
 
-def _module(name: str, content: ModuleType) -> ModuleType:
+def _make_module(name: str, content: ModuleType) -> ModuleType:
     made = ModuleType(name, content.__doc__)
     vars(made).update({key: value for key, value in vars(content).items() if key[:1] != "_"})
     made.__dict__["__version__"] = content.__dict__["__version__"]
@@ -96,7 +96,7 @@ def _module(name: str, content: ModuleType) -> ModuleType:
     return made
 
 
-def _forget(module: str, function: str) -> None:
+def _clear_cache(module: str, function: str) -> None:
     """Clear transformers' cached search for a package."""
     forget = getattr(getattr(sys.modules.get(module), function, None), "cache_clear", None)
     if forget is not None:
@@ -149,7 +149,7 @@ _NONE = ("transformer_engine", "deep_ep", "grouped_gemm")
 
 
 def how_to_install(packages: Iterable[str]) -> str:
-    """Return how packages that need a compiler come here, in a sentence; empty: others alone."""
+    """Return how to install packages that need a compiler, or an empty text for others."""
     for package in packages:
         if package in _INSTALL:
             return f"type {_INSTALL[package]}: memcalc stands in for its compiled part"

@@ -16,12 +16,12 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Answer for the other ranks once the optimizer is imported."""
+    """Patch ZeroRedundancyOptimizer, once imported, to make up states of other ranks."""
     name = "torch.distributed.optim.zero_redundancy_optimizer"
-    patches.when_imported(name, lambda module: _answer(module, patches))
+    patches.when_imported(name, lambda module: _patch_consolidation(module, patches))
 
 
-def _answer(module: ModuleType, patches: Patches) -> None:
+def _patch_consolidation(module: ModuleType, patches: Patches) -> None:
     consolidating: list[Any] = []
 
     def consolidate(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ def _answer(module: ModuleType, patches: Patches) -> None:
         if not consolidating or dist.get_rank() == src_rank:
             return original(obj, src_rank, group, device)
         buffer = io.BytesIO()
-        torch.save(_state(consolidating[-1], dist.get_group_rank(group, src_rank)), buffer)
+        torch.save(_make_state(consolidating[-1], dist.get_group_rank(group, src_rank)), buffer)
         held = torch.empty(buffer.tell(), dtype=torch.uint8, device=device)
         buffer.seek(0)
         state = torch.load(buffer, map_location=device, weights_only=False)
@@ -48,8 +48,8 @@ def _answer(module: ModuleType, patches: Patches) -> None:
     patches.wrap(module, "_broadcast_object", receive)
 
 
-def _state(optimizer: Any, rank: int) -> dict[str, Any]:
-    """Return the state that the optimizer of a rank would have."""
+def _make_state(optimizer: Any, rank: int) -> dict[str, Any]:
+    """Return the state that the optimizer of another rank would have, made like this one's."""
     own = optimizer.optim.state_dict()
     like = next(iter(optimizer.optim.state.items()), None)
     groups: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def _state(optimizer: Any, rank: int) -> dict[str, Any]:
 
 
 def _resize(like: tuple[torch.Tensor, dict[str, Any]], parameter: torch.Tensor) -> dict[str, Any]:
-    """Return a parameter's state, made like another's: tensors of its shape, and the same rest."""
+    """Return a parameter's state, made like another parameter's: tensors get its shape."""
     other, known = like
     return {
         name: torch.zeros_like(parameter, dtype=value.dtype, device="cpu")

@@ -35,22 +35,22 @@ _for_good = Patches()
 
 
 def register() -> None:
-    """Watch this process of vLLM, where memcalc started it."""
+    """Patch this process of vLLM if memcalc started it; vLLM calls this as a plugin."""
     if FOLDER in os.environ:
         install(_for_good)
         parent = multiprocessing.parent_process()
         if parent is not None:
-            threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+            threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
-def _leave_with(parent: Any) -> None:
-    """End this process with the one that started it, which may have been killed."""
+def _exit_with_parent(parent: Any) -> None:
+    """Wait until the process that started this one has ended, and exit."""
     parent.join()
     os._exit(1)
 
 
 def install(patches: Patches) -> None:
-    """Load dummies, compile nothing for FlashInfer, and write figures and refusals down."""
+    """Patch vLLM: dummy weights, no FlashInfer kernels, and files with figures and refusals."""
     core, worker = "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"
     if not os.environ.get(WEIGHTS):
         arguments = "vllm.engine.arg_utils"
@@ -59,12 +59,12 @@ def install(patches: Patches) -> None:
     runtime = "vllm.distributed.device_communicators.cuda_wrapper"
     patches.wrap_later(runtime, "find_loaded_library", _find_stub)
     # An engine core loads plugins as it is made, so what makes it cannot be wrapped.
-    patches.wrap_later(core, "EngineCore._initialize_kv_caches", _make_caches)
-    patches.wrap_later("vllm.v1.executor.abstract", "Executor.__init__", _note_refusal)
+    patches.wrap_later(core, "EngineCore._initialize_kv_caches", _initialize_caches)
+    patches.wrap_later("vllm.v1.executor.abstract", "Executor.__init__", _record_refusal_of)
     for step in ("init_device", "load_model"):
-        patches.wrap_later(worker, f"Worker.{step}", _note_refusal)
-    patches.wrap_later(worker, "Worker.determine_available_memory", _profile)
-    patches.wrap_later(worker, "Worker.compile_or_warm_up_model", _capture)
+        patches.wrap_later(worker, f"Worker.{step}", _record_refusal_of)
+    patches.wrap_later(worker, "Worker.determine_available_memory", _determine_available_memory)
+    patches.wrap_later(worker, "Worker.compile_or_warm_up_model", _warm_up_model)
 
 
 # ---- what cannot run here
@@ -85,7 +85,7 @@ def _find_stub(original: Any, name: str) -> Any:
 
 
 class _Nothing:
-    """Stands for a compiled module: each of its functions does nothing.
+    """A compiled module of which every function does nothing.
 
     FlashInfer's Python allocates results and workspaces itself and hands them to these functions.
     """
@@ -97,6 +97,7 @@ class _Nothing:
 
 
 def _compile_nothing(patches: Patches, module: ModuleType) -> None:
+    """Patch FlashInfer to return modules that do nothing, in place of compiling."""
     for kind in list(vars(module).values()):
         if isinstance(kind, type) and "build_and_load" in vars(kind):
             patches.set(kind, "build_and_load", lambda spec: _Nothing())
@@ -106,7 +107,7 @@ def _compile_nothing(patches: Patches, module: ModuleType) -> None:
 
 
 def write(name: str, figures: msgspec.Struct) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write figures to a JSON file in the engine's folder, atomically."""
     path = Path(os.environ[FOLDER], f"{name}.json")
     made = path.with_suffix(".part")
     made.write_bytes(msgspec.json.encode(figures))
@@ -115,7 +116,7 @@ def write(name: str, figures: msgspec.Struct) -> None:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Note the error that ends a start: the first process that fails knows why."""
+    """Write an error that is raised in this context to a file, and raise it further."""
     try:
         yield
     except Exception as error:
@@ -124,12 +125,12 @@ def _refusals() -> Iterator[None]:
         raise
 
 
-def _note_refusal(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _record_refusal_of(original: Any, *args: Any, **kwargs: Any) -> Any:
     with _refusals():
         return original(*args, **kwargs)
 
 
-def _profile(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _determine_available_memory(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     with _refusals():
         available = original(worker, *args, **kwargs)
     write_worker(worker, available=int(available))
@@ -137,21 +138,21 @@ def _profile(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def write_worker(worker: Any, available: int) -> None:
-    """Write how a worker divides its GPU.
+    """Write a worker's figures: how it divides the memory of its GPU.
 
     Releases differ in what else they count as peak activations, so those are what is missing of
     the sum by which all of them divide.
     """
     runner = getattr(worker, "model_runner", None)
-    graphs = _whole(worker, "cudagraph_memory_estimate")
+    graphs = _to_int(worker, "cudagraph_memory_estimate")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
     tensors = list_weights(runner)
-    weights, requested = _whole(runner, "model_memory_usage"), _whole(worker, "requested_memory")
+    weights, requested = _to_int(runner, "model_memory_usage"), _to_int(worker, "requested_memory")
     consumed, activations = _read_consumed_bytes(worker, weights), None
     if requested is not None and consumed is not None:
         activations = requested - consumed - applied - available
     figures = WorkerFigures(
-        rank=_whole(worker, "rank") or 0,
+        rank=_to_int(worker, "rank") or 0,
         weights=weights,
         parameters=sum(one.numel() for one in tensors) if tensors else None,
         tensors=len(tensors) if tensors else None,
@@ -165,16 +166,16 @@ def write_worker(worker: Any, available: int) -> None:
 
 
 def _read_consumed_bytes(worker: Any, weights: int | None) -> int | None:
-    """Return the bytes that stay taken; earlier releases name those outside PyTorch."""
-    found = _whole(worker, "total_consumed")
-    outside = _whole(worker, "non_torch_memory")
+    """Return the bytes of a worker's weights and memory outside PyTorch, or None."""
+    found = _to_int(worker, "total_consumed")
+    outside = _to_int(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
         return weights + outside
     return found
 
 
-def _capture(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record the bytes of CUDA graphs, which the runner returns to its worker alone."""
+def _warm_up_model(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``compile_or_warm_up_model``: also add the bytes of CUDA graphs to the figures."""
     runner, captured = getattr(worker, "model_runner", None), 0
 
     def capture(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +195,7 @@ def _capture(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
-def _make_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
+def _initialize_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
     with _refusals():
         found = original(core, *args, **kwargs)
     # Earlier releases return numbers of blocks before it.
@@ -213,9 +214,9 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
     cache, model = config.cache_config, config.model_config
     scheduler, parallel = config.scheduler_config, config.parallel_config
     length = int(os.environ.get(LENGTH) or 0) or None
-    longest = _whole(model, "max_model_len")
+    longest = _to_int(model, "max_model_len")
     concurrency = _concurrency(config, planned)
-    tokens = _whole(cache, "kv_cache_size_tokens")
+    tokens = _to_int(cache, "kv_cache_size_tokens")
     if tokens is None and concurrency is not None and longest is not None:
         tokens = int(concurrency * longest)
     return EngineFigures(
@@ -223,23 +224,23 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         architecture=_architecture(model),
         quantization=getattr(model, "quantization", None),
         share=getattr(cache, "gpu_memory_utilization", None),
-        world=_whole(parallel, "world_size") or 1,
-        replicas=_whole(parallel, "data_parallel_size") or 1,
-        blocks=_whole(planned, "num_blocks") or _whole(cache, "num_gpu_blocks"),
-        block=_whole(cache, "block_size"),
+        world=_to_int(parallel, "world_size") or 1,
+        replicas=_to_int(parallel, "data_parallel_size") or 1,
+        blocks=_to_int(planned, "num_blocks") or _to_int(cache, "num_gpu_blocks"),
+        block=_to_int(cache, "block_size"),
         cache=_size(planned),
         tokens=tokens,
         longest=longest,
         concurrency=concurrency,
         length=length,
         concurrency_at_length=_concurrency(config, planned, length) if length else None,
-        sequences=_whole(scheduler, "max_num_seqs"),
-        batched_tokens=_whole(scheduler, "max_num_batched_tokens"),
+        sequences=_to_int(scheduler, "max_num_seqs"),
+        batched_tokens=_to_int(scheduler, "max_num_batched_tokens"),
     )
 
 
 def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
-    """Return the sequences that the KV cache holds, by vLLM's count; no length: the longest.
+    """Return how many sequences the KV cache holds, by vLLM's count; no length: the longest.
 
     Returns:
         ``None``: there is no such cache, or this release counts otherwise.
@@ -258,7 +259,7 @@ def _concurrency(config: Any, planned: Any, length: int | None = None) -> float 
 
 
 def _size(planned: Any) -> int | None:
-    """Return the bytes of the KV cache on one GPU.
+    """Return the bytes of the KV cache on one GPU, by vLLM's plan of it.
 
     Older releases allocate each tensor apart. Newer ones allocate once, and each tensor has a place
     in that allocation and its size.
@@ -289,7 +290,7 @@ def list_weights(runner: Any) -> list[Any]:
     return list(model.parameters()) if hasattr(model, "parameters") else []
 
 
-def _whole(owner: Any, name: str) -> int | None:
-    """Return an attribute as a whole number, or None if there is no such number."""
+def _to_int(owner: Any, name: str) -> int | None:
+    """Return an attribute as an integer, or None if it is no number."""
     found = getattr(owner, name, None)
     return int(found) if isinstance(found, int | float) else None

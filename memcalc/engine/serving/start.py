@@ -40,7 +40,7 @@ _PATIENCE = 20.0
 def variables(
     folder: Path, environ: Mapping[str, str], *, length: int | None = None
 ) -> dict[str, str]:
-    """Return what makes the processes of vLLM write their figures into a folder.
+    """Return variables that make vLLM's processes write their figures into a folder.
 
     The plugin is a package with an entry point in that folder, which ``PYTHONPATH`` names.
     """
@@ -97,13 +97,13 @@ def start(
     except OSError as error:
         raise EstimateError(f"{python} cannot be started: {error}.") from None
     try:
-        while process.poll() is None and not _is_settled(read(folder)):
+        while process.poll() is None and not _is_up_or_refused(read(folder)):
             if time.monotonic() > until:
                 raise EstimateError(took_too_long("command", timeout))
             time.sleep(_POLL)
     finally:
-        _end(process)
-    if not _is_settled(found := read(folder)):
+        _terminate(process)
+    if not _is_up_or_refused(found := read(folder)):
         raise EstimateError(
             f"{command[0].partition('.')[0]} ended with exit code {process.returncode} before it "
             f"started an engine. It said: {_last_line(out)}"
@@ -111,7 +111,7 @@ def start(
     return found
 
 
-def _is_settled(found: Started) -> bool:
+def _is_up_or_refused(found: Started) -> bool:
     """Return whether the engine is up, or vLLM has refused it."""
     return found.engine is not None or found.refused is not None
 
@@ -124,8 +124,8 @@ def _last_line(out: int | IO[str]) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing.")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server with all that it started, which are its process group."""
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a server and all that it started, and kill what does not end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read(folder: Path) -> Started:
-    """Read what the processes of an engine have written so far."""
+    """Read the figures and refusals that an engine's processes have written so far."""
     refused = sorted(folder.glob("refused-*.json"))
     engines = sorted(folder.glob("engine-*.json"))
     workers = sorted(

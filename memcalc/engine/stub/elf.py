@@ -106,7 +106,7 @@ class _File:
         self._tags: list[tuple[int, int]] = []
         for kind, _, offset, *_ in headers:
             if kind == _DYNAMIC:
-                self._tags = list(self._dynamic(offset))
+                self._tags = list(self._read_dynamic(offset))
         self._values = dict(self._tags)
         self._strings = self._file_offset(self._values[_STRINGS])
 
@@ -134,7 +134,8 @@ class _File:
         """Return the sonames of the libraries that it needs."""
         return tuple(self._read_text(value) for tag, value in self._tags if tag == _NEEDED)
 
-    def _dynamic(self, at: int) -> Iterator[tuple[int, int]]:
+    def _read_dynamic(self, at: int) -> Iterator[tuple[int, int]]:
+        """Yield the tags and values of the dynamic section at an offset."""
         while True:
             tag, value = struct.unpack_from("<qQ", self._data, at)
             if not tag:
@@ -204,7 +205,7 @@ def make_shared_object(
     ``needed``: sonames of libraries that the loader loads with it, searched in ``runpath``.
     """
     names, libraries = sorted(set(symbols)), list(needed)
-    strings, at = _string_table([soname, *libraries, *names, *([runpath] if runpath else [])])
+    strings, at = _make_string_table([soname, *libraries, *names, *([runpath] if runpath else [])])
     code = _RETURN_ZERO[machine]
     parts = [_pad(code)]
     code_at = _align(_HEADER + _SEGMENTS * _SEGMENT_SIZE)
@@ -217,7 +218,7 @@ def make_shared_object(
         )
     )
     hash_at = symbols_at + len(parts[1])
-    parts.append(_pad(_hash_table(names)))
+    parts.append(_pad(_make_hash_table(names)))
     strings_at = hash_at + len(parts[2])
     parts.append(_pad(strings))
     tags = [
@@ -253,7 +254,7 @@ def _make_header(machine: int, dynamic_at: int, dynamic_size: int) -> bytes:
     )
 
 
-def _string_table(texts: list[str]) -> tuple[bytes, dict[str, int]]:
+def _make_string_table(texts: list[str]) -> tuple[bytes, dict[str, int]]:
     """Return a string table and the offset of each text in it."""
     table, at = bytearray(b"\0"), {}
     for text in dict.fromkeys(texts):
@@ -262,18 +263,18 @@ def _string_table(texts: list[str]) -> tuple[bytes, dict[str, int]]:
     return bytes(table), at
 
 
-def _hash_table(names: list[str]) -> bytes:
+def _make_hash_table(names: list[str]) -> bytes:
     buckets = max(1, len(names) // 2)
     first, following = [0] * buckets, [0] * (len(names) + 1)
     for index, name in enumerate(names, 1):
-        bucket = _hash(name) % buckets
+        bucket = _hash_name(name) % buckets
         following[index], first[bucket] = first[bucket], index
     return struct.pack(
         f"<II{buckets}I{len(following)}I", buckets, len(following), *first, *following
     )
 
 
-def _hash(name: str) -> int:
+def _hash_name(name: str) -> int:
     """Return the System V ABI's hash of a symbol's name."""
     value = 0
     for byte in name.encode():

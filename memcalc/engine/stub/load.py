@@ -143,7 +143,7 @@ def reload() -> None:
 
 
 def visible() -> list[int]:
-    """Return the indices of the simulated GPUs in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the indices of the simulated GPUs that ``CUDA_VISIBLE_DEVICES`` names."""
     found = (ctypes.c_int * _MOST_DEVICES)()
     return found[: ctypes.CDLL(None).memcalc_stub_visible(found)]
 
@@ -178,7 +178,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
 
 
 def _files(stub: Stub) -> list[Path]:
-    """Return the libraries to load, in order: the cuDNN shim comes first."""
+    """Return the libraries to preload, in order: the cuDNN shim comes first."""
     first = [stub.library.with_name(build.SHIM), stub.folder / build.NAME]
     first += [stub.folder / _EXTRA] if stub.missing else []
     shells = {path for path in stub.folder.glob("*.so*") if not path.is_symlink()}

@@ -30,7 +30,7 @@ class Transfers:
         """The tensor being copied, or None."""
 
     def begin(self) -> None:
-        """Let the driver copy numbers only where a program copies: kernels copy to compute."""
+        """Stop the stub driver from copying values: ``copy`` allows it for a program's copies."""
         self._transfer(False)
 
     def copy(self, one: Followed, args: Any, kwargs: Any) -> Any:
@@ -55,9 +55,9 @@ class Transfers:
             self._numbers.carry_on_host((source,), (out,))
             return out
         if not source.is_cuda:
-            self._arrive(out, source)
+            self._copy_to_gpu(out, source)
         elif not out.is_cuda:
-            self._leave(out, source)
+            self._copy_to_host(out, source)
         elif 1 < source.numel() < out.numel() > SMALL:
             # Convolutions begin so with their bias.
             self._numbers.forget((out,))
@@ -69,8 +69,8 @@ class Transfers:
             self._numbers.forget((out,))
         return out
 
-    def _arrive(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Write numbers from the host that the driver did not copy: large or in another layout."""
+    def _copy_to_gpu(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy values to the GPU that the driver did not: large or in another layout."""
         made_up = self._numbers.state(source) == MADE_UP
         if self._numbers.read_mark(out) and out.dtype is source.dtype:
             if made_up:
@@ -81,8 +81,8 @@ class Transfers:
             self._numbers.time_call(out.numel(), cpu_view(out).copy_, source)
             self._numbers.mark(out, made_up)
 
-    def _leave(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Give the host numbers that the driver did not copy: unknown or in another layout."""
+    def _copy_to_host(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy values to the host that the driver did not: unknown or in another layout."""
         unknown = source.is_floating_point() and not self._numbers.read_mark(source)
         converted = not source.is_contiguous() or source.dtype is not out.dtype
         if (unknown and source.numel() <= _READ) or (converted and source.numel() <= LARGE):

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memcalc.engine.host_view import Place, is_plain, map_tensors
-from memcalc.engine.values.rules import LARGE, MOVES, PUTS, SMALL, Followed
+from memcalc.engine.values.rules import MOVES, PUTS, SMALL, Followed
 from memcalc.engine.values.unknown import Later
 
 if TYPE_CHECKING:
     from memcalc.engine.values.known import Numbers
 
-_WAITS = 1 << 16
-"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 _DEEPEST = 32
 """The longest chain of deferred operators: Python calls them recursively."""
 
@@ -33,15 +31,27 @@ def can_defer(one: Followed) -> bool:
     return single and not one.writes and one.draws is None
 
 
-def defer(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> bool:
-    """Delay computing the numbers of an operator's result until they are first read.
+def defer(
+    numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any, *, most: int = SMALL
+) -> bool:
+    """Delay an operator's result until it is first read, if no tensor is larger than ``most``.
+
+    Fused attention makes a large mask in every layer, and nothing but its kernel reads it.
+
+    Args:
+        numbers: the numbers of all tensors.
+        one: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        out: its result.
+        most: elements of its largest tensor.
 
     Returns:
-        True if it is deferred: all its tensors are small, and one of them is made up.
+        True if it is deferred. A small one with known numbers alone is not.
     """
     if type(out) is not torch.Tensor or not out.is_cuda or not out.is_floating_point():
         return False
-    if not 0 < out.numel() <= SMALL or not out.is_contiguous():
+    if not 0 < out.numel() <= most or not out.is_contiguous():
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
@@ -49,10 +59,7 @@ def defer(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> 
 
     def wait(tensor: torch.Tensor) -> Later:
         nonlocal depth, made_up
-        kind = type(tensor)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            raise _CannotWaitError
-        if tensor.numel() > SMALL or tensor.layout is not torch.strided:
+        if tensor.numel() > most or not is_plain((tensor,)):
             raise _CannotWaitError
         found = numbers.later(tensor)
         depth, made_up = max(depth, found.depth), made_up or found.made_up
@@ -63,44 +70,22 @@ def defer(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> 
         late_kwargs = map_tensors(kwargs, wait) if kwargs else kwargs
     except _CannotWaitError:
         return False
-    if not made_up:
+    if not made_up and most == SMALL:
         return False
     address = out.data_ptr()
 
     def make() -> torch.Tensor:
         made: torch.Tensor = one.op(*_resolve(late_args), **_resolve(late_kwargs))
-        if one.base not in PUTS and one.base not in MOVES:
+        if made_up and one.base not in PUTS and one.base not in MOVES:
             numbers.make_finite(made, Place(address, made.shape, made.stride(), made.dtype))
         return made.contiguous()
 
-    numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=True)
+    if most > SMALL:
+        # Each holds a copy of its condition: those of freed masks go first.
+        numbers.unknown.forget_freed()
+    numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=made_up)
     if depth >= _DEEPEST:
         numbers.settle(out)
-    return True
-
-
-def choose_later(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool:
-    """Delay computing a large ``where`` of floats until its result is first read.
-
-    Fused attention makes such a mask in every layer, and nothing but its kernel reads it.
-
-    Returns:
-        True if it is delayed.
-    """
-    if type(out) is not torch.Tensor or not out.is_floating_point() or len(args) != 3:
-        return False
-    if not _WAITS < out.numel() <= LARGE or not out.is_contiguous() or not is_plain((*args, out)):
-        return False
-    if not out.is_cuda or torch.cuda.is_current_stream_capturing():
-        return False
-    late = [numbers.later(each) for each in args]
-    depth = 1 + max(each.depth for each in late)
-    if depth > _DEEPEST:
-        return False
-    make = Later(lambda: one.op(*_resolve(late)), depth=depth)
-    # Each holds a copy of its condition: those of freed masks go first.
-    numbers.unknown.forget_freed()
-    numbers.unknown.postpone(out, make, made_up=any(each.made_up for each in late))
     return True
 
 

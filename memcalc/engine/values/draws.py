@@ -1,4 +1,4 @@
-"""Random numbers of operators on the simulated GPU, drawn on the host."""
+"""Random numbers of operators on the simulated GPU, and choices by unknown ones, drawn here."""
 
 import dataclasses
 import functools
@@ -8,28 +8,41 @@ from typing import Any
 import torch
 
 from memcalc.engine.host_view import is_plain, tensors_in
-from memcalc.engine.values.known import Numbers
-from memcalc.engine.values.rules import LARGE, SMALL, Followed
+from memcalc.engine.values.known import KNOWN, Numbers
+from memcalc.engine.values.rules import LARGE, SMALL, Followed, spread_evenly
+from memcalc.engine.values.unknown import distribution
+
+_DRAWN = 1 << 16
+"""Elements of the largest tensors of unknown shares by which places are drawn."""
+_PUT = 1 << 20
+"""The most places that are chosen."""
+BALANCED = (
+    "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
+    "here, as a balanced router does"
+)
 
 
 class Draws:
     """Draws numbers as PyTorch does, with a generator for each GPU."""
 
     def __init__(
-        self, numbers: Numbers, compute: Callable[[Followed, Any, Any, Any], None]
+        self,
+        numbers: Numbers,
+        compute: Callable[[Followed, Any, Any, Any], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._numbers = numbers
+        self._numbers, self._say = numbers, say
         self._compute = compute
         self._count = 0
         self._generators: dict[int, torch.Generator] = {}
 
     def draw(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw random numbers on the host: large ones of floats when they are read."""
+        """Run a random operator, and draw its numbers on the host; large floats when read."""
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
         if not out.is_floating_point() or out.numel() <= SMALL:
-            drawn = functools.partial(self._drawn_now, one, out.device.index)
+            drawn = functools.partial(self._draw_now, one, out.device.index)
             self._compute(dataclasses.replace(one, op=drawn), args, kwargs, out)
             return out
         self._numbers.forget((out,))
@@ -41,8 +54,31 @@ class Draws:
             self._numbers.unknown.postpone(out, make, made_up=False)
         return out
 
-    def _drawn_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Draw on the host, whose own generator stays where it is."""
+    def choose(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run multinomial; over many unknown shares it chooses all indices equally often."""
+        if args[0].numel() > _DRAWN and args[0].is_cuda and self._numbers.state(args[0]) != KNOWN:
+            return self.spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
+        return self.draw(one, args, kwargs)
+
+    def spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
+        """Write indices that choose each of unknown scores equally often to a result."""
+        places = out[1] if isinstance(out, tuple) else out
+        dim = args[place] if place < len(args) else kwargs.get("dim", default)
+        if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
+            chosen = spread_evenly(places, args[0], dim, self._numbers.unknown.shift)
+            self._numbers.write_result(places, chosen, made_up=True)
+            self._say(BALANCED)
+        return out
+
+    def distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
+        """Delay the result of a softmax over unknown numbers until read: rows sum to one."""
+        if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
+            log = base == "_log_softmax"
+            make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
+            self._numbers.unknown.postpone(out, make, made_up=True)
+
+    def _draw_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a random operator on the host with the generator of a GPU."""
         generator = self._generator(device)
         if one.draws:
             return one.op(*args, **{**kwargs, "generator": generator})
@@ -53,7 +89,7 @@ class Draws:
         return made
 
     def _generator(self, device: int | None) -> torch.Generator:
-        """Return what draws for a GPU; the host's own generator stays where it is."""
+        """Return the host's generator that draws for a GPU, made at first use."""
         index = device or 0
         if index not in self._generators:
             seed = torch.cuda.default_generators[index].initial_seed()

@@ -33,7 +33,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
-from memcalc.engine.values.deferred import can_defer, choose_later, defer
+from memcalc.engine.values.deferred import can_defer, defer
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
 from memcalc.engine.values.reads import Reads
@@ -48,75 +48,48 @@ from memcalc.engine.values.rules import (
     MAKES,
     MOVES,
     PUTS,
-    RESULTS,
     SMALL,
     TRANSFERS,
-    WITH_COUNTS,
     ZEROS,
     Followed,
     constant_answer,
     find_masks,
-    is_composed,
     is_finiteness_test,
+    list_followed,
     read_by,
-    spread,
 )
 from memcalc.engine.values.threads import COUNTS, VALUES
-from memcalc.engine.values.unknown import distribution
 from memcalc.engine.values.updates import Updates
 
 Rule = Callable[[Followed, Any, Any], Any]
 """Runs an operator with its positional and keyword arguments, and computes its numbers."""
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
+_WAITS = 1 << 16
+"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
-_DRAWN = 1 << 16
-"""Elements of the largest tensors of unknown shares by which places are drawn."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
-BALANCED = (
-    "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
-    "here, as a balanced router does"
-)
 
 
 def prepare() -> None:
     """Read the operators to follow, so that forks of this process need not."""
     for at in (VALUES, COUNTS):
         threads.pass_through(at)
-        _list_followed(at)
-
-
-@functools.cache
-def _list_followed(at: str) -> tuple[Followed, ...]:
-    """Return the operators that are followed at a dispatch key."""
-    known = set(_C._dispatch_get_all_op_names())
-    found: dict[str, Followed] = {}
-    for base in RESULTS if at == VALUES else WITH_COUNTS:
-        for name in {base, base if base.endswith("_") else f"{base}_"}:
-            packet = getattr(_aten, name, None)
-            for overload in packet.overloads() if packet is not None else ():
-                op = getattr(packet, overload)
-                if op.name() not in known or op.name() in found or is_composed(op):
-                    continue
-                followed = Followed.from_schema(op, base)
-                if at == VALUES or not followed.given_result:
-                    found[op.name()] = followed
-    return tuple(found.values())
+        list_followed(counts=at == COUNTS)
 
 
 class Values:
     """Follows what a program has on the GPU."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
         self._libraries: list[Any] = []
         self._numbers = Numbers(lambda: self.reads.limit())
         self.reads = Reads(say, self._numbers)
-        self._transfers = Transfers(self._numbers, self._work_out)
+        self._transfers = Transfers(self._numbers, self._compute_on_host)
         self._nothing_equal = False
-        self._draws = Draws(self._numbers, self._work_out)
+        self._draws = Draws(self._numbers, self._compute_on_host, say)
         self._updates = Updates(self._numbers)
         driver = ctypes.CDLL(None)
         self._answer = driver.memcalc_stub_answer
@@ -129,15 +102,15 @@ class Values:
         self._keys = threads.keys()
 
     def install(self, patches: Patches) -> None:
-        """Begin to follow this thread, and those that the program starts."""
+        """Register the followed operators, and follow this thread and threads it starts."""
         if not stub.maps():
             self.reads.report_no_mapping()
             return
         for at in (VALUES, COUNTS):
             threads.pass_through(at)
-            self._implement(at)
+            self._register(at)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
-        patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
+        patches.wrap(torch._ops, "_compute_keyset", self._drop_followed_keys)
         self._when_unknown(self._noting)
         self._transfers.begin()
         self._updates.install(patches)
@@ -147,7 +120,8 @@ class Values:
         self.reads.install(patches)
         threads.install(patches)
 
-    def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+    def _drop_followed_keys(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+        """Compute an operator's dispatch keys without the two of following."""
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
@@ -156,14 +130,16 @@ class Values:
         self._when_unknown(None)
 
     def _end(self) -> None:
+        """Stop following, and report the lines that read unknown numbers."""
         self.stop()
         self._libraries.clear()
         self.reads.end()
 
-    def _implement(self, at: str) -> None:
+    def _register(self, at: str) -> None:
+        """Register the followed operators at a dispatch key."""
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
-        for followed in _list_followed(at):
+        for followed in list_followed(counts=at == COUNTS):
             made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
             library.impl(followed.op.name().split("::")[1], made, at)
         if at == COUNTS:
@@ -172,10 +148,8 @@ class Values:
             library.impl("_local_scalar_dense", self._read, at)
             self._updates.implement(library, at)
 
-    # ---- operators
-
     def _wrap_op(self, one: Followed) -> Callable[..., Any]:
-        """Return an operator that also computes its numbers."""
+        """Return a kernel that runs an operator, and computes its result on the host too."""
         keys, guard, on_host = self._keys, _C._ExcludeDispatchKeyGuard, self._numbers.on_host
         follow = self._find_special(one) or self._make_rule(one)
 
@@ -191,7 +165,7 @@ class Values:
         return call
 
     def _make_rule(self, one: Followed) -> Rule:
-        """Return what follows an operator that computes, by what its first tensor holds."""
+        """Return the function that runs an operator and computes its result on the host."""
         op, base, chooses = one.op, one.base, HIGHEST.get(one.op.name())
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
@@ -209,14 +183,14 @@ class Values:
             if one.given_result:
                 return op(*args, **kwargs)
             if chooses and first.is_cuda and self.state(first) != KNOWN:
-                return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
+                return self._draws.spread(op(*args, **kwargs), args, kwargs, *chooses)
             count = first.numel()
             if waits and count <= SMALL:
                 out = op(*args, **kwargs)
                 if base == "clamp_min" and self._clamps_nothing(first, args[1]):
                     return out
                 if not defer(self._numbers, one, args, kwargs, out):
-                    self._work_out(one, args, kwargs, out)
+                    self._compute_on_host(one, args, kwargs, out)
                 return out
             if count <= small or (base in PUTS and count <= _PUT):
                 return self._compute(one, args, kwargs)
@@ -229,7 +203,7 @@ class Values:
             if one.writes:
                 self._numbers.unknown.drop(first)
             elif base in DISTRIBUTIONS:
-                self._distribute(base, out, args[1])
+                self._draws.distribute(base, out, args[1])
             elif end is not None and isinstance(out, torch.Tensor):
                 self._numbers.fill(out, self._numbers.unknown.ends[end])
             return out
@@ -237,25 +211,19 @@ class Values:
         return follow
 
     def _find_special(self, one: Followed) -> Rule | None:
-        """Return the follower of an operator that copies, draws, makes or compares."""
+        """Return the method that runs an operator that copies, draws, makes or compares."""
         if one.base in TRANSFERS:
             return self._transfers.copy
         if one.base == "multinomial":
-            return self._choose_by_chance
+            return self._draws.choose
         if one.draws is not None:
             return self._draws.draw
         if one.base in MAKES:
             return self._create
         return self._compare if one.base in COMPARES else None
 
-    def _choose_by_chance(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw places by shares: each equally often where these are many and unknown."""
-        if args[0].numel() > _DRAWN and args[0].is_cuda and self.state(args[0]) != KNOWN:
-            return self._spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
-        return self._draws.draw(one, args, kwargs)
-
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
-        """Return an operator that gets the size of its result."""
+        """Return a kernel that gives an operator the result's size that it asks the GPU for."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -290,13 +258,13 @@ class Values:
                     made_up = any(self.state(each) == MADE_UP for each in tensors)
                     self._numbers.write_result(out, made, made_up)
                 elif base != "index" or self._numbers.knows_some(args[0]):
-                    self._work_out(one, args, kwargs, out)
+                    self._compute_on_host(one, args, kwargs, out)
                 return out
 
         return call
 
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
-        """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
+        """Return True if unknown numbers are above a lower limit, as in most ReLUs."""
         small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
         return small and tensor.is_cuda and self._is_unknown(tensor)
 
@@ -307,6 +275,7 @@ class Values:
         return tensor.is_cuda and self.state(tensor) != KNOWN
 
     def _create(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run an operator that makes a tensor, and write or mark its values."""
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
@@ -316,19 +285,21 @@ class Values:
         elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in (float, int, bool):
             self._numbers.know(out, args[1])
         elif out.numel() <= MADE or not out.is_floating_point():
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         return out
 
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run an operator, and compute its result on the host, now or when it is read."""
         out = one.op(*args, **kwargs)
-        if one.base == "where" and choose_later(self._numbers, one, args, out):
+        is_mask = one.base == "where" and len(args) == 3 and out.numel() > _WAITS
+        if is_mask and defer(self._numbers, one, args, kwargs, out, most=LARGE):
             return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         return out
 
-    def _work_out(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute the numbers of an operator's result on the host, unless that costs too much."""
+    def _compute_on_host(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute an operator's result on the host, unless that costs too much."""
         given = tensors_in((args, kwargs) if kwargs else args)
         outs = [] if one.writes else tensors_in((out,))
         most = largest_plain(given, outs)
@@ -358,7 +329,7 @@ class Values:
                 if not self.state(each):
                     self._numbers.unknown.write(each)
         with contextlib.suppress(Exception):
-            view = functools.partial(self._seen, written) if written else self.host
+            view = functools.partial(self._view_on_host, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
@@ -369,44 +340,27 @@ class Values:
                     self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
 
-    def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
+    def _view_on_host(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor in place of an argument, for a run of the operator on the host."""
         if tensor.is_cuda and any(tensor is one for one in written):
             return cpu_view(tensor)
         return self._numbers.host(tensor)
 
-    def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Let rows of a softmax over unknown numbers sum to one when read."""
-        if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
-            log = base == "_log_softmax"
-            make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
-            self._numbers.unknown.postpone(out, make, made_up=True)
-
-    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Choose each of unknown scores as the highest equally often."""
-        places = out[1] if isinstance(out, tuple) else out
-        dim = args[place] if place < len(args) else kwargs.get("dim", default)
-        if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            chosen = spread(places, args[0], dim, self._numbers.unknown.shift)
-            self._numbers.write_result(places, chosen, made_up=True)
-            self._say(BALANCED)
-        return out
-
     def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Compare; at any size where one answer holds for all unknown numbers."""
+        """Run a comparison, and write its result if one holds for all unknown numbers."""
         out = one.op(*args, **kwargs)
         if one.given_result or not isinstance(out, torch.Tensor):
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
             return out
         answer = constant_answer(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):
             self._numbers.fill(out, answer, made_up=not is_finiteness_test(one, args))
         return out
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        """Return ``tensor.item()``."""
+        """Return ``tensor.item()``, with a made-up number if it is unknown."""
         if tensor.is_cpu and self.state(tensor) != KNOWN:
             self.reads.note()
         with _C._ExcludeDispatchKeyGuard(self._keys):
@@ -418,7 +372,7 @@ class Values:
             return number
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return ``torch.equal``; it runs for the memory it takes."""
+        """Return ``torch.equal``: computed on the host, or a decision if values are unknown."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             self._answer(1, 0)
             found = bool(_aten.equal.default(one, other))
@@ -436,7 +390,7 @@ class Values:
             return self.reads.decide(equal, sys._getframe(1)) if MADE_UP in states else equal
 
     def _note(self, address: int) -> None:
-        """Note a read of an unknown number, but not of one that a copy takes to the host."""
+        """Record that the host reads an unknown number, unless a copy takes it there."""
         if self._transfers.source is None:
             self.reads.note()
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import Place, cpu_view, is_plain, one_thread, tensors_in
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values.rules import MASKS
@@ -80,7 +81,8 @@ class Numbers:
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
     def _is_made_up_on_host(self, tensor: torch.Tensor) -> bool:
-        if not is_plain((tensor,)):
+        """Return True if a host tensor's storage holds made-up numbers."""
+        if not is_plain((tensor,)) or internals.is_functorch_tensor(tensor):
             return False
         found = self.on_host.get(tensor.untyped_storage()._cdata)
         return found is not None and not found.expired()
@@ -191,7 +193,7 @@ class Numbers:
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
-        """Mark a tensor's numbers as known or made up; on the host, those of its whole storage."""
+        """Mark a tensor's numbers as known or made up; on the host, in its whole storage."""
         if tensor.is_cuda and tensor.numel():
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
         elif made_up and tensor.is_cpu and is_plain((tensor,)):
@@ -219,14 +221,14 @@ class Numbers:
                 self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
 
     def may_take(self, most: int) -> bool:
-        """Return True if there is time left to compute tensors of ``most`` elements."""
+        """Return True if the time budget allows computing tensors of ``most`` elements."""
         if self._left > 0 or most <= TIMED:
             return True
         self._stop_computing()
         return False
 
     def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in one thread, and subtract the time of large tensors from what is left.
+        """Call a function in one thread, and subtract its time from the budget for large tensors.
 
         ``most``: elements of the largest tensor.
         """

@@ -26,7 +26,7 @@ NO_END = "generate() sees no end-of-sequence token: it generates as many tokens 
 
 
 def install(patches: Patches, values: Values) -> None:
-    """Patch the checks: set the tensors that they return, and report the assumption of each."""
+    """Patch allclose, istft, LBFGS and generate's end check to assume a good outcome."""
     say = patches.say
 
     def answer_no_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -46,9 +46,13 @@ def install(patches: Patches, values: Values) -> None:
 
     def answer_close(original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(one, other, *args, **kwargs)
-        if any(_is_unknown_float(values, each) for each in (one, other)):
-            say(CLOSE)
-            return True if isinstance(out, bool) else out.fill_(True)
+        if not any(_is_unknown_float(values, each) for each in (one, other)):
+            return out
+        say(CLOSE)
+        if isinstance(out, bool):
+            # The caller of the function's replacement, which calls this one.
+            return values.reads.decide(True, sys._getframe(2))
+        values.reads.mark_tensors(out.fill_(True))
         return out
 
     for name in ("allclose", "isclose"):

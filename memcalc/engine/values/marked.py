@@ -37,7 +37,7 @@ _follower: Follower | None = None
 
 
 def install(patches: Patches, follower: Follower) -> None:
-    """Tell a follower of made-up numbers, and mark what is computed from them."""
+    """Patch functions to keep the mark of made-up numbers, or to report to a follower."""
     global _follower
     _follower = follower
     patches.also(_leave)
@@ -51,17 +51,19 @@ def install(patches: Patches, follower: Follower) -> None:
         patches.wrap(json, name, _write)
     patches.when_imported("statistics", lambda module: _follow_statistics(patches, module))
     patches.when_imported("yaml", _write_plain_yaml)
-    for name in ("DataFrame.__init__", "Series.__init__"):
-        patches.wrap_later("pandas", name, _take)
+    for package, names in _TABLES.items():
+        for name in names:
+            patches.wrap_later(package, name, _take)
 
 
 def _leave() -> None:
+    """Stop reporting made-up numbers."""
     global _follower
     _follower = None
 
 
 def mark(found: Any) -> Any:
-    """Return numbers, alone or in lists, that know that they are made up."""
+    """Return a number, or numbers in lists, marked as made up by their class."""
     if type(found) is float:
         return MadeUpFloat(found)
     if type(found) is int:
@@ -72,7 +74,7 @@ def mark(found: Any) -> Any:
 
 
 def escape(found: Any) -> Any:
-    """Note that plain code takes these, and return them."""
+    """Report that numbers lose the mark of being made up, and return them."""
     if _follower is not None:
         _follower.escape()
     return found
@@ -86,6 +88,7 @@ def _is_made_up(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    """Return numbers without the mark of being made up."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(_plain, value))
@@ -95,20 +98,21 @@ def _plain(value: Any) -> Any:
 
 
 def _keep_mark(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with plain numbers; mark the result if an argument was made up."""
     if _is_made_up(args):
         return mark(original(*_plain(args), **kwargs))
     return original(*args, **kwargs)
 
 
 def _take(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that keeps plain numbers."""
+    """Call a function that keeps plain numbers, and report made-up ones among its arguments."""
     if _follower is not None and _holds_made_up((args, kwargs)):
         _follower.escape()
     return original(*args, **kwargs)
 
 
 def _write(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that writes numbers as text."""
+    """Call a function that writes numbers as text, and report made-up ones."""
     if _follower is not None and _holds_made_up(args):
         _follower.write()
     return original(*args, **kwargs)
@@ -124,7 +128,7 @@ def _holds_made_up(value: Any, depth: int = 6) -> bool:
 
 
 def _make_tensor(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that makes tensors of numbers."""
+    """Call a function that makes tensors, and mark them if an argument is made up."""
     made = original(*args, **kwargs)
     if _follower is not None and _is_made_up(args):
         _follower.mark_tensors(made)
@@ -140,6 +144,12 @@ def _call_torch(_: type, function: Any, __: Any, args: Any = (), kwargs: Any = N
     return made
 
 
+_TABLES = {
+    "pandas": ("DataFrame.__init__", "DataFrame.__setitem__", "Series.__init__"),
+    "pandas.core.indexing": ("_LocationIndexer.__setitem__",),
+    "polars": ("DataFrame.__init__", "Series.__init__"),
+}
+"""Functions that take plain values of numbers in compiled code, by package."""
 _MATH = """
 exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow fabs fmod fsum dist hypot copysign sin cos tan
 tanh atan atan2 erf
@@ -153,6 +163,7 @@ def _follow_statistics(patches: Patches, module: ModuleType) -> None:
 
 
 def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
+    """Return a comparison method that reports its outcome as a decision."""
     compare = getattr(plain, name)
     exact = plain is float and name in ("__eq__", "__ne__")
 
@@ -167,11 +178,12 @@ def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
 
 
 def _is_no_limit(other: Any) -> bool:
-    """Return whether a number is infinite or NaN: each made-up one compares with it alike."""
+    """Return True if a number is infinite or NaN, so that all made-up ones compare alike."""
     return isinstance(other, float) and not math.isfinite(other)
 
 
 def _computes(name: str, plain: type) -> Callable[..., Any]:
+    """Return an arithmetic method whose result is marked as made up."""
     compute = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -182,6 +194,7 @@ def _computes(name: str, plain: type) -> Callable[..., Any]:
 
 
 def _escapes(name: str, plain: type) -> Callable[..., Any]:
+    """Return a conversion method that reports that the mark is lost."""
     take = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -191,6 +204,7 @@ def _escapes(name: str, plain: type) -> Callable[..., Any]:
 
 
 def _shows(name: str, plain: type) -> Callable[..., Any]:
+    """Return a formatting method that reports that the number becomes text."""
     show = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -202,6 +216,8 @@ def _shows(name: str, plain: type) -> Callable[..., Any]:
 
 
 def _truth(plain: type) -> Callable[[Any], bool]:
+    """Return a ``__bool__`` method that reports an integer's truth as a decision."""
+
     def method(self: Any) -> bool:
         found = bool(plain.__bool__(self))  # type: ignore[attr-defined]
         if plain is float or _follower is None:
@@ -212,7 +228,7 @@ def _truth(plain: type) -> Callable[[Any], bool]:
 
 
 def _compute_array(self: Any, function: Any, way: str, *args: Any, **kwargs: Any) -> Any:
-    """Take part in a function of NumPy's, whose results are plain."""
+    """Implement ``__array_ufunc__`` with plain numbers, and report that the mark is lost."""
     return escape(getattr(function, way)(*_plain(args), **kwargs))
 
 
@@ -232,6 +248,7 @@ _PLAIN = ("__float__", "__int__", "__trunc__", "as_integer_ratio")
 
 
 def _members(plain: type) -> dict[str, Any]:
+    """Return the attributes of a class of made-up numbers over float or int."""
     names = (f"__{name}__" for name in _ARITHMETIC)
     return {
         **{f"__{name}__": _decides(f"__{name}__", plain) for name in _COMPARISONS},

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from memcalc.engine import source_lines
-from memcalc.engine.host_view import tensors_in
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.host_view import is_plain, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.values import marked, threads, uses
 from memcalc.engine.values.known import KNOWN, Numbers
@@ -62,7 +63,7 @@ class Reads:
         self._thread = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Begin to mark numbers that are read."""
+        """Patch ``item`` and similar methods to mark the unknown numbers that they read."""
         marked.install(patches, self)
         for name in ("item", "__bool__", "tolist"):
             patches.set(torch.Tensor, name, self._wrap_reader(getattr(torch.Tensor, name)))
@@ -86,7 +87,7 @@ class Reads:
             self.escape()
 
     def escape(self, *, follows: bool = False) -> None:
-        """Note that this line takes a number that knows no longer that it is made up.
+        """Record that a number loses its mark of being made up, with the user's line.
 
         A value that the source only prints decides nothing; ``follows``: see ``is_only_shown``.
         """
@@ -95,19 +96,20 @@ class Reads:
             self.escapes[line] = None
 
     def take_size(self) -> None:
-        """Note that a result's size follows from unknown numbers."""
+        """Record that a result's size depends on unknown numbers, with the user's line."""
         if line := self._deciding():
             self.escapes[line] = None
 
     def write(self) -> None:
-        """Note that a number becomes text, from which a program may read it again."""
+        """Record that a number becomes text, if the program's source reads numbers from text."""
         if source_lines.users_frame(direct=True) is not None and uses.parses_text():
             self.escape()
 
     def mark_tensors(self, made: Any) -> None:
-        """Note that tensors follow from a made-up number."""
+        """Mark tensors as made up that were computed from a made-up number."""
         for one in tensors_in((made,)):
-            self._numbers.mark(one, made_up=True)
+            if is_plain((one,)) and not internals.is_functorch_tensor(one):
+                self._numbers.mark(one, made_up=True)
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
         """Record a decision by an unknown number, and return its outcome.
@@ -148,7 +150,7 @@ class Reads:
         return bool(line) and line == self.opposite
 
     def _deciding(self) -> str:
-        """Return the line that decides, or "" if numbers are only printed or saved."""
+        """Return the user's line that decides, or "" if numbers are only printed or saved."""
         return "" if getattr(self._thread, "shows", False) else source_lines.find_line()
 
     def _call_display(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,6 +184,7 @@ class Reads:
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
     def _count(self) -> int:
+        """Return the number of unknown values that this thread has read."""
         return getattr(self._thread, "count", 0)
 
     def _wrap_reader(self, original: Any) -> Callable[[torch.Tensor], Any]:
@@ -210,13 +213,13 @@ class Reads:
         return method
 
     def _leave_pytorch(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Give NumPy an array of a tensor's numbers."""
+        """Return a tensor as a NumPy array, and record a read if it is unknown."""
         if tensor.is_cpu and self._numbers.state(tensor) != KNOWN:
             self.note()
         return original(tensor, *args, **kwargs)
 
     def _mark(self, found: Any, tensor: torch.Tensor, frame: FrameType) -> Any:
-        """Return what was read, marked; booleans decide, and whole numbers may be sizes."""
+        """Return a value that was read, marked as made up; a boolean is a decision."""
         if isinstance(found, bool):
             return self.decide(found, frame)
         if tensor.dtype is torch.bool:

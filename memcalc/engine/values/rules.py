@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,7 +92,7 @@ class Followed:
 
     @classmethod
     def from_schema(cls, op: Any, base: str) -> Followed:
-        """Read an operator's schema."""
+        """Make the record of an operator from its schema."""
         writes = tuple(
             (place, one.name)
             for place, one in enumerate(op._schema.arguments)
@@ -114,14 +115,34 @@ class Followed:
         return tensors_in(found)
 
 
+@functools.cache
+def list_followed(*, counts: bool) -> tuple[Followed, ...]:
+    """Return the operators that are followed; ``counts``: those that ask for a result's size."""
+    known = set(_C._dispatch_get_all_op_names())
+    found: dict[str, Followed] = {}
+    for base in WITH_COUNTS if counts else RESULTS:
+        for name in {base, base if base.endswith("_") else f"{base}_"}:
+            packet = getattr(torch.ops.aten, name, None)
+            for overload in packet.overloads() if packet is not None else ():
+                op = getattr(packet, overload)
+                if op.name() not in known or op.name() in found or is_composed(op):
+                    continue
+                followed = Followed.from_schema(op, base)
+                if not (counts and followed.given_result):
+                    found[op.name()] = followed
+    return tuple(found.values())
+
+
 def is_composed(op: Any) -> bool:
-    """Return True if it calls other operators, which are followed."""
+    """Return True if an operator's implementation calls others, which are followed."""
     key = "CompositeImplicitAutograd"
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
-def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int) -> torch.Tensor:
-    """Return places that are chosen equally often, like a router's experts.
+def spread_evenly(
+    places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int
+) -> torch.Tensor:
+    """Return indices that choose each of the scores equally often, like a router's experts.
 
     The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
     or its last.
@@ -141,7 +162,7 @@ def read_by(
     view: Callable[[torch.Tensor], torch.Tensor],
     knows: Callable[[torch.Tensor], bool],
 ) -> tuple[Any, list[tuple[int, int]]]:
-    """Return the numbers that an operator reads for its result's size.
+    """Return the numbers that an operator reads from the GPU to size its result.
 
     Args:
         op: the operator.

@@ -53,7 +53,7 @@ def key(name: str) -> Any:
 
 @functools.cache
 def keys() -> Any:
-    """Return the set of both keys."""
+    """Return the set of the two dispatch keys at which operators are followed."""
     return _C.DispatchKeySet(key(VALUES)) | _C.DispatchKeySet(key(COUNTS))
 
 
@@ -91,6 +91,7 @@ def _call_following(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _enter_fake_mode(original: Any, mode: Any) -> Any:
+    """Enter a fake tensor mode, in which operators are not followed."""
     before = _C._dispatch_tls_is_dispatch_key_included(key(VALUES))
     vars(mode).setdefault(_BEFORE, []).append(before)
     follow(False)
@@ -111,6 +112,7 @@ _HOOKS: dict[type, tuple[str, ...]] = {
 
 
 def _wrap_hook(original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    """Register a hook of backward in which operators are followed."""
     return original(owner, functools.partial(_call_following, True, hook), *args, **kwargs)
 
 

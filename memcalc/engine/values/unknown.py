@@ -68,7 +68,7 @@ class Unknown:
         self._most = MOST_MARKED
 
     def vary(self, factor: float) -> None:
-        """Let unknown numbers be other ones, and larger by a factor.
+        """Make up other numbers from now, larger by a factor (smaller below 1).
 
         Larger ones rise by each optimizer step. Smaller ones fall, and in tensors half of them are
         negative.
@@ -83,7 +83,7 @@ class Unknown:
         self._numbers.uniform_(*self.ends, generator=generator)
 
     def go_on(self, *_: object) -> None:
-        """Let numbers rise or fall after an optimizer step."""
+        """Scale the made-up numbers a little after an optimizer step, if ``vary`` asked for it."""
         if self.shift and 1e-4 < self.ends[1] < 1e4:
             rise = 1 + self.shift / 50
             self.ends = self.ends[0] * rise, self.ends[1] * rise
@@ -100,6 +100,7 @@ class Unknown:
         return found.abs() if self.ends[0] < 0 and place.span == 1 else found
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the made-up numbers in a dtype, twice in a row."""
         if dtype not in self._patterns:
             self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
@@ -126,12 +127,12 @@ class Unknown:
         )
 
     def later(self, tensor: torch.Tensor) -> Later | None:
-        """Return the present numbers of a float tensor that has none in its memory.
+        """Return the numbers of a float tensor that has none in its memory, made when needed.
 
         Returns:
             None if postponed numbers must be settled first.
         """
-        found, place = self._find(tensor), Place.from_tensor(tensor)
+        found, place = self._find_entry(tensor), Place.from_tensor(tensor)
         if found is None:
             return Later(lambda: self.like(place))
         make = found.make
@@ -146,7 +147,7 @@ class Unknown:
 
     def postponed_kind(self, tensor: torch.Tensor) -> bool | None:
         """Return True if a storage's postponed numbers are made up; None without postponed ones."""
-        found = self._find(tensor)
+        found = self._find_entry(tensor)
         return None if found is None else found.made_up
 
     def settle(self, tensor: torch.Tensor) -> tuple[int, int, bool] | None:
@@ -155,7 +156,7 @@ class Unknown:
         Returns:
             Address, bytes, and True if they are made up; None if nothing was postponed.
         """
-        found = self._find(tensor)
+        found = self._find_entry(tensor)
         if found is None:
             return None
         del self._postponed[tensor.untyped_storage()._cdata]
@@ -168,7 +169,7 @@ class Unknown:
         if self._postponed and _has_storage(tensor):
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
-    def _find(self, tensor: torch.Tensor) -> _Postponed | None:
+    def _find_entry(self, tensor: torch.Tensor) -> _Postponed | None:
         if not self._postponed or not _has_storage(tensor):
             return None
         storage = tensor.untyped_storage()
@@ -186,6 +187,7 @@ class Unknown:
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
+    """Return True for a plain strided tensor or parameter."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     return plain and tensor.layout is torch.strided
 

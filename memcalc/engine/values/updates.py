@@ -54,7 +54,7 @@ class Updates:
         patches.wrap_later(_INDUCTOR, "CachingAutotuner.run", self._run_compiled)
 
     def implement(self, library: Any, key: str) -> None:
-        """Follow operators that write to given tensors, and no rule computes."""
+        """Register kernels of in-place operators that mark their results as unknown."""
         for base, overload in _COUNTS_STEPS:
             add = getattr(getattr(torch.ops.aten, base), overload)
             library.impl(f"{base}.{overload}", functools.partial(self._count_steps, add), key)
@@ -69,7 +69,7 @@ class Updates:
                 library.impl(rest, self._wrap_writer(op), key)
 
     def _wrap_writer(self, op: Any) -> Any:
-        """Return an operator after which numbers that it wrote are unknown."""
+        """Return a kernel that runs an operator, and marks what it wrote as unknown."""
         arguments = op._schema.arguments
         places = [
             place
@@ -91,7 +91,7 @@ class Updates:
         return call
 
     def _run_kernel(self, original: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        """Launch a kernel of the program's own, and forget what it writes."""
+        """Launch a Triton kernel of the program's, and mark what it writes as unknown."""
         launched = original(kernel, *args, **kwargs)
         given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
         tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
@@ -105,7 +105,7 @@ class Updates:
         return launched
 
     def _run_compiled(self, original: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        """Launch a kernel of Inductor's, and forget what it writes to a given tensor."""
+        """Launch a kernel of Inductor's, and mark the arguments it writes to as unknown."""
         launched = original(kernel, *args, **kwargs)
         names = getattr(kernel, "mutated_arg_names", ())
         if names and not self._stepping:
@@ -118,7 +118,7 @@ class Updates:
         self._stepping = True
 
     def _forget_first(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Forget what the first step of an optimizer has written over: initial weights and state.
+        """Mark the weights and state of an optimizer as unknown after its first step.
 
         Later steps find nothing that is known.
         """
@@ -154,7 +154,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _find_written(kernel: Any, given: dict[str, Any]) -> list[str] | None:
-    """Return the names of the arguments that a kernel writes to, as PyTorch's compiler finds them.
+    """Return the names of the arguments that a Triton kernel writes to, or None: unknown.
 
     Returns:
         None if it cannot tell.

@@ -7,12 +7,13 @@ assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise Valu
 from __future__ import annotations
 
 import ast
+import bisect
 import dis
 import functools
 import itertools
 import linecache
+import re
 import sys
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -29,40 +30,36 @@ _PASS_ON = frozenset(("float", "int", "round", "abs", "str", "repr", "format", "
 """Names of functions whose result is the value in another form."""
 _READS = frozenset(("float", "int", "str", "repr", "format", "numpy", "item", "tolist"))
 """Names of functions whose result is the number that they read, in another form."""
-_PARSERS = frozenset(
-    """
-    literal_eval eval loads load safe_load read_csv read_json read_table read_pickle loadtxt
-    genfromtxt fromstring reader DictReader Decimal Fraction
-    """.split()
+_PARSERS = re.compile(
+    r"\b(?:literal_eval|eval|loads?|safe_load|read_(?:csv|json|table|pickle)|loadtxt|genfromtxt"
+    r"|fromstring|reader|DictReader|Decimal|Fraction)\("
+    r"|\b(?:float|int)\(\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\()"
 )
-"""Names of functions that read numbers from text or files."""
-_OF_TEXT = frozenset(("split", "strip", "group", "read", "readline", "replace", "partition", "get"))
-"""Methods whose result is text that `float()` may parse."""
+"""Finds calls that read numbers from text or files."""
 _WALKED = 80
 """The most instructions to search for a raise: a message with several values takes about 50."""
 _SKIPPED = frozenset(("TO_BOOL", "CACHE", "NOT_TAKEN", "EXTENDED_ARG", "COPY_FREE_VARS", "NOP"))
 _ENDS = ("JUMP", "RETURN", "POP_JUMP", "FOR_ITER", "SEND", "YIELD")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
-Position = tuple[int | None, int | None, int | None, int | None]
 
 
 class _Source(NamedTuple):
     """The syntax tree of a file."""
 
-    expressions: dict[Position, ast.expr]
+    expressions: dict[tuple[int | None, ...], ast.expr]
     """The outermost expression at each place."""
     parents: dict[ast.AST, ast.AST]
-    tree: ast.Module
     loops: list[ast.While | ast.For | ast.AsyncFor]
 
 
 @functools.lru_cache(maxsize=64)
 def _read_source(file: str) -> _Source:
+    """Parse a source file, and index its expressions, parents and loops."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
-    expressions: dict[Position, ast.expr] = {}
+    expressions: dict[tuple[int | None, ...], ast.expr] = {}
     parents: dict[ast.AST, ast.AST] = {}
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
@@ -71,7 +68,7 @@ def _read_source(file: str) -> _Source:
             place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
             expressions.setdefault(place, node)
     kinds = ast.While | ast.For | ast.AsyncFor
-    return _Source(expressions, parents, tree, [one for one in parents if isinstance(one, kinds)])
+    return _Source(expressions, parents, [one for one in parents if isinstance(one, kinds)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,10 +100,12 @@ class _Branch(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _find_branch(code: CodeType, at: int) -> _Branch | None:
+    """Return the conditional jump that follows the instruction at an offset, or None."""
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
-    number = places.get(at)
-    if number is None:
+    # A call of Python's own is left at its last cache entry.
+    number = bisect.bisect_right(instructions, at, key=lambda one: one.offset) - 1
+    if number < 0:
         return None
     if "JUMP" not in instructions[number].opname:
         number += 1
@@ -138,7 +137,7 @@ def failing_value(frame: FrameType | None) -> bool | None:
 
 
 def _raises(branch: _Branch, number: int) -> bool:
-    """Return True if every path from an instruction on raises."""
+    """Return True if each path from this instruction raises."""
     for _ in range(_WALKED):
         if number >= len(branch.instructions):
             break
@@ -159,7 +158,7 @@ def _raises(branch: _Branch, number: int) -> bool:
 
 
 def continuing_value(frame: FrameType | None) -> bool | None:
-    """Return the value of a condition of `while` that stays in the loop; None elsewhere."""
+    """Return the value of a ``while`` condition that stays in the loop; None elsewhere."""
     branch = _find_branch(frame.f_code, frame.f_lasti) if frame is not None else None
     loop = _find_loop(frame)
     if branch is None or not isinstance(loop, ast.While):
@@ -179,7 +178,7 @@ def _place(instruction: dis.Instruction) -> tuple[int, int]:
 
 
 def waits(frame: FrameType | None) -> bool:
-    """Return True if the innermost loop around the running line may wait for a condition."""
+    """Return True if the innermost loop around the running line is a ``while``."""
     return isinstance(_find_loop(frame), ast.While)
 
 
@@ -205,16 +204,16 @@ def is_only_shown(frame: FrameType | None, *, marked: bool) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_only_shown(code: CodeType, at: int, marked: bool) -> bool:
     source, node = _find_expression(code, at)
-    if isinstance(node, ast.Call) and _shows(node):
+    if isinstance(node, ast.Call) and _is_display(node):
         return True
     reads = isinstance(node, ast.JoinedStr | ast.FormattedValue) or (
-        isinstance(node, ast.Call) and _name(node.func) in _READS
+        isinstance(node, ast.Call) and _callee(node.func) in _READS
     )
     return node is not None and (marked or reads) and _Uses(source).all_shown(node, marked)
 
 
 class _Uses:
-    """What becomes of a value, from expression to expression."""
+    """A search for the uses of a value, from expression to expression."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
@@ -222,7 +221,7 @@ class _Uses:
         """Variables that were looked at, with their functions."""
 
     def all_shown(self, node: ast.AST, marked: bool) -> bool:
-        """Return True if what holds the value of an expression is only shown."""
+        """Return True if the value of an expression is only printed or logged."""
         parent = self._source.parents[node]
         if isinstance(parent, ast.Expr):
             return True
@@ -245,22 +244,23 @@ class _Uses:
         if isinstance(parent, ast.Tuple | ast.List | ast.Dict | ast.UnaryOp | ast.IfExp):
             return self.all_shown(parent, marked)
         if isinstance(parent, ast.AugAssign):
-            return marked or self._variable_shown(parent.target, marked)
+            return marked or self._is_variable_shown(parent.target, marked)
         if isinstance(parent, ast.Assign):
-            return all(self._variable_shown(one, marked) for one in parent.targets)
+            return all(self._is_variable_shown(one, marked) for one in parent.targets)
         if isinstance(parent, ast.AnnAssign | ast.NamedExpr):
-            return self._variable_shown(parent.target, marked)
+            return self._is_variable_shown(parent.target, marked)
         return False
 
     def _call_shows(self, call: ast.Call, marked: bool) -> bool:
-        name = _name(call.func)
-        if _shows(call) or (marked and name == "append"):
+        """Return True if a call prints its argument, or its result is only printed."""
+        name = _callee(call.func)
+        if _is_display(call) or (marked and name == "append"):
             return True
         plain = name in _READS or name == "join"
         return name in _PASS_ON and self.all_shown(call, marked and not plain)
 
-    def _variable_shown(self, target: ast.expr, marked: bool) -> bool:
-        """Return True if each use of a variable in its function only shows it."""
+    def _is_variable_shown(self, target: ast.expr, marked: bool) -> bool:
+        """Return True if each use of a variable in its function only prints it."""
         if not isinstance(target, ast.Name):
             return False
         scope: ast.AST = target
@@ -276,48 +276,29 @@ class _Uses:
         )
 
 
-def _name(function: ast.expr) -> str:
+def _callee(function: ast.expr) -> str:
+    """Return the name of a called function or method, or an empty text."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _shows(call: ast.Call) -> bool:
+def _is_display(call: ast.Call) -> bool:
+    """Return True if a call prints or logs its arguments."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if _name(call.func) == "log" and (owner is None or _name(owner) in ("math", "np", "torch")):
+    if _callee(call.func) == "log" and (owner is None or _callee(owner) in ("math", "np", "torch")):
         return False
-    return _name(call.func) in _SHOWS
+    return _callee(call.func) in _SHOWS
 
 
 def parses_text() -> bool:
-    """Return True if a file of the user's reads numbers from text or from files."""
-    return any(map(_parses, dict.fromkeys(_list_users_files())))
-
-
-def _list_users_files() -> Iterator[str]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame.f_code.co_filename
-        frame = frame.f_back
-    for module in list(sys.modules.values()):
-        yield str(getattr(module, "__file__", None) or "")
+    """Return True if a file of the user's parses numbers from text or files."""
+    files = {str(getattr(one, "__file__", None) or "") for one in list(sys.modules.values())}
+    frame = source_lines.users_frame()
+    return any(map(_parses, files | ({frame.f_code.co_filename} if frame is not None else set())))
 
 
 @functools.cache
 def _parses(file: str) -> bool:
-    if not file.endswith(".py") or not source_lines.is_users(file):
-        return False
-    calls = (one for one in ast.walk(_read_source(file).tree) if isinstance(one, ast.Call))
-    return any(map(_parses_by, calls))
-
-
-def _parses_by(call: ast.Call) -> bool:
-    name = _name(call.func)
-    if name not in ("float", "int"):
-        return name in _PARSERS
-    given = call.args[0] if call.args else None
-    if isinstance(given, ast.Subscript):
-        given = given.value
-    if isinstance(given, ast.Call):
-        return _name(given.func) in _OF_TEXT or name == _name(given.func)
-    return isinstance(given, ast.Name | ast.JoinedStr)
+    """Return True if a file of the user's calls a function that parses numbers."""
+    return source_lines.is_users(file) and any(map(_PARSERS.search, linecache.getlines(file)))

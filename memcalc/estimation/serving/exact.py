@@ -20,14 +20,14 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "fl
 
 
 def find_vllm(plan: Plan) -> str:
-    """Return the vLLM of a plan: its release, or the Python that has it, or empty."""
+    """Return the vLLM release of a plan, or the path of a Python that has vLLM, or ""."""
     if plan.engine != "vllm":
         return ""
     return plan.vllm or python_with_vllm() or ""
 
 
 def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
-    """Start vLLM as a plan says, and return its own figures or its refusal.
+    """Start vLLM on the simulated GPU as a plan says; return its own figures or its error.
 
     Returns:
         ``None``: there is no vLLM here, or it did not start for a reason that is not the plan's.
@@ -37,7 +37,7 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
     try:
         python = python_with_vllm(None, plan.vllm)
         assert python is not None
-        return _answer(plan, source, python)
+        return _run_vllm(plan, source, python)
     except EstimateError as error:
         if plan.vllm is not None:
             return error
@@ -47,16 +47,16 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
         return error
 
 
-def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
+def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
     assert plan.gpu is not None
     gpu = gpus.find(plan.gpu)
-    length = _length(plan, source)
+    length = _count_tokens(plan, source)
     tell(Progress(f"starting vLLM for {plan.model}: half a minute to two"))
     with (
         tempfile.TemporaryDirectory(prefix="memcalc-") as scratch,
         open(Path(scratch, "vllm.log"), "w", encoding="utf-8") as log,
     ):
-        words = ["serve", *_model(source, Path(scratch)), *_options(plan)]
+        words = ["serve", *_model_arguments(source, Path(scratch)), *_options(plan)]
         found = start_vllm(
             [*words, "--port", "0", "--host", "127.0.0.1"],
             gpu,
@@ -69,14 +69,14 @@ def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
     return replace(made, seq=length - (plan.generate or 0))
 
 
-def _length(plan: Plan, source: ModelSource) -> int:
-    """Return the tokens of a sequence: prompt and generated ones."""
+def _count_tokens(plan: Plan, source: ModelSource) -> int:
+    """Return the tokens of a sequence: of the prompt, and generated ones."""
     usual = positions.lengths(source.config or {}).default
     return (plan.seq or usual) + (plan.generate or 0)
 
 
-def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
-    """Yield the words that name the model; a bundled config is written to its own folder.
+def _model_arguments(source: ModelSource, scratch: Path) -> Iterator[str]:
+    """Yield ``vllm serve``'s arguments for the model; writes a bundled config to a folder.
 
     Tokenizers take no GPU memory, and are not fetched.
     """
@@ -90,7 +90,7 @@ def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
 
 
 def _options(plan: Plan) -> Iterator[str]:
-    """The plan's settings as ``vllm serve`` spells them."""
+    """Yield the plan's settings as options of ``vllm serve``."""
     yield from ("--dtype", _DTYPES.get(plan.precision, "auto"))
     if plan.devices > 1:
         yield from ("--tensor-parallel-size", str(plan.devices))

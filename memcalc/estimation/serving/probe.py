@@ -22,7 +22,7 @@ CACHE_DTYPE = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m
 
 
 def arguments(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
-    """The engine's arguments of a plan, each of its known type.
+    """Check the plan's ``engine_args`` by their known types, and return them.
 
     Raises:
         SettingError: one is unknown, or of the wrong type or size.
@@ -43,7 +43,7 @@ def arguments(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def element(cache_type: str, own: int) -> int:
-    """Return the bytes of a cache's element; of type ``auto`` it has ``own`` bytes."""
+    """Return the bytes per element of a KV cache of this dtype; ``own`` for ``auto``."""
     if cache_type == "auto":
         return own
     return 1 if cache_type.startswith("fp8") else 2
@@ -85,7 +85,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generating(plan: Plan) -> Plan:
-    """Return the plan of the program on one GPU of an engine."""
+    """Return the plan as a generation on one GPU, which the engine's rules are read from."""
     return replace(
         plan,
         engine_args=(),
@@ -97,7 +97,7 @@ def generating(plan: Plan) -> Plan:
 
 
 def make_plan(plan: Plan, size: Size, longest: int | None) -> Plan:
-    """Return the plan whose first pass is the engine's largest.
+    """Return the plan whose first forward pass is the engine's largest one.
 
     Sequences that would be longer than ``longest`` become more and shorter ones.
     """
@@ -112,7 +112,7 @@ def make_plan(plan: Plan, size: Size, longest: int | None) -> Plan:
 
 
 def read(trace: Trace, sequences: int) -> Read:
-    """Read the figures off the trace of a probe.
+    """Read weights, activations and KV-cache bytes per token from a traced forward pass.
 
     Raises:
         EstimateError: the model keeps nothing of a token, or something that does not grow.
@@ -149,7 +149,7 @@ def read(trace: Trace, sequences: int) -> Read:
 def kinds(
     kept: Mapping[str, int], windows: Sequence[int | None], latent: int | None, scale: float
 ) -> tuple[Layers, ...]:
-    """Group layers by the bytes they keep of a token, full attention first."""
+    """Group layers by KV-cache bytes per token and window, full attention first."""
     count: dict[tuple[int, int | None], int] = {}
     for module, size in kept.items():
         layer = _NUMBER.search(module)

@@ -35,7 +35,7 @@ _TO_GET_IT = (
 
 
 def python_with_vllm(python: str | None = None, release: str | None = None) -> str | None:
-    """Return the Python that has vLLM: the named one, this one, or the one of the command ``vllm``.
+    """Return the path of a Python that has vLLM, or None; a release is installed if missing.
 
     ``release``, such as ``0.33``, names an environment, which is made if missing.
 
@@ -62,7 +62,7 @@ def python_with_vllm(python: str | None = None, release: str | None = None) -> s
 
 
 def require_python(python: str | None, release: str | None = None) -> str:
-    """Return the same, or raise.
+    """Return the path of a Python that has vLLM, or raise UsageError.
 
     Raises:
         UsageError: there is no vLLM on this machine.
@@ -86,7 +86,7 @@ def start_vllm(
     out: int | IO[str],
     timeout: float = math.inf,
 ) -> Started:
-    """Run a command of vLLM's over the stub driver until its engine is up or refuses.
+    """Run a vLLM command on simulated GPUs until its engine is up or refuses.
 
     Args (the others are as in ``start.start``):
         words: its arguments, such as ``serve MODEL``.
@@ -97,7 +97,7 @@ def start_vllm(
     """
     with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        environ = _environment({**os.environ, **given}, gpu, python, count, folder)
+        environ = _make_environment({**os.environ, **given}, gpu, python, count, folder)
         return start.start(
             [module, *words],
             python=python,
@@ -109,10 +109,10 @@ def start_vllm(
         )
 
 
-def _environment(
+def _make_environment(
     given: Mapping[str, str], gpu: Gpu, python: str, count: int, folder: Path
 ) -> dict[str, str]:
-    """Return variables of a process over the stub driver, its GPUs and caches of their own."""
+    """Return the environment variables of a vLLM process on simulated GPUs."""
     root, cuda = driver.find_torch(python)
     prepared = stub.prepare(root, cuda, (str(root.parent),))
     card = card_memory(gpu)

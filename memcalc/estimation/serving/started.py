@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.fits import CODE, NCCL, outside_span
-from memcalc.estimation.serving.answer import judge_fit
-from memcalc.estimation.serving.vllm import GRAPHS_HIGH
+from memcalc.estimation.serving.rules import judge_fit
+from memcalc.estimation.serving.vllm_rules import GRAPHS_HIGH
 from memcalc.records.engines import EngineFigures, Started, WorkerFigures
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
@@ -27,14 +27,14 @@ _REFUSALS = ("ValueError", "ValidationError", "NotImplementedError", "OutOfMemor
 
 
 def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
-    """Make the prediction of an engine's own figures.
+    """Make a prediction from the figures that a started vLLM reported.
 
     Raises:
         UsageError: the engine refused to start; in its own words.
         EstimateError: this release of the engine does not say what is needed.
     """
     engine, worker = _require_figures(found, gpu)
-    serving = _serving(engine, worker, gpu)
+    serving = _make_serving(engine, worker, gpu)
     kept = (worker.consumed or 0) - (worker.weights or 0)
     components = {
         Component.WEIGHTS: worker.weights or 0,
@@ -71,9 +71,9 @@ def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
 
 
 def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
-    """Return the engine, and its GPU with the least room for a KV cache."""
+    """Return the engine's and its fullest worker's figures; raise an error without any."""
     if found.refused is not None:
-        until = "; ".join(_until_then(found))
+        until = "; ".join(_list_sizes(found))
         if found.refused.kind not in _REFUSALS:
             raise EstimateError(
                 f"vLLM could not run on the simulated {gpu.name}. It says: "
@@ -108,7 +108,8 @@ def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFig
     return engine, min(workers, key=lambda one: one.available or 0)
 
 
-def _until_then(found: Started) -> Iterator[str]:
+def _list_sizes(found: Started) -> Iterator[str]:
+    """Yield the sizes that the first worker reported before vLLM refused."""
     for one in found.workers[:1]:
         for name in ("requested", "weights", "activations", "available"):
             size = getattr(one, name)
@@ -124,8 +125,9 @@ _NAMES = {
 }
 
 
-def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
-    outside = tuple(_outside(engine, worker, gpu))
+def _make_serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
+    """Return what a started vLLM reserved, and how many sequences fit."""
+    outside = tuple(_list_extra_items(engine, worker, gpu))
     assert engine.blocks
     assert engine.cache
     assert engine.longest
@@ -133,7 +135,7 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
     length = engine.length or engine.longest
     at_once = engine.concurrency_at_length if engine.length else engine.concurrency
     least, most = (
-        _capacity(engine, worker.available, charged, at_once or 0.0)
+        _reduce_capacity(engine, worker.available, charged, at_once or 0.0)
         for charged in (sum(one.high for one in outside), sum(one.low for one in outside))
     )
     return Serving(
@@ -144,7 +146,7 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
         setting="gpu_memory_utilization",
         memory=gpu.memory,
         budget=worker.requested or worker.available,
-        taken=(*_itemize(worker), *outside),
+        taken=(*_list_items(worker), *outside),
         gpus=engine.world,
         kinds=(),
         block=engine.block or 1,
@@ -157,8 +159,8 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
     )
 
 
-def _itemize(worker: WorkerFigures) -> Iterator[Taken]:
-    """Yield the items that vLLM itself takes off its share."""
+def _list_items(worker: WorkerFigures) -> Iterator[Taken]:
+    """Yield the items that vLLM itself subtracts from its share of the GPU."""
     kept = None
     if worker.consumed is not None and worker.weights is not None:
         kept = max(worker.consumed - worker.weights, 0)
@@ -174,8 +176,8 @@ def _itemize(worker: WorkerFigures) -> Iterator[Taken]:
             yield Taken(name=name, low=size, high=size, source=source)
 
 
-def _outside(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator[Taken]:
-    """Yield the memory of a real GPU that the stub driver does not charge."""
+def _list_extra_items(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator[Taken]:
+    """Yield the memory of a real GPU that the stub driver does not count."""
     if worker.activations is None:
         return  # The size of the KV cache was given, so nothing is taken off it.
     groups = (engine.world,) if engine.world > 1 else ()
@@ -191,8 +193,10 @@ def _outside(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator
         yield Taken(name="driver's part of graphs", low=0, high=most, source=source)
 
 
-def _capacity(engine: EngineFigures, available: int, charged: int, at_once: float) -> Capacity:
-    """Return the KV cache less ``charged`` bytes: vLLM's counts are proportional to its blocks."""
+def _reduce_capacity(
+    engine: EngineFigures, available: int, charged: int, at_once: float
+) -> Capacity:
+    """Return the KV cache's capacity less ``charged`` bytes, in proportion to its blocks."""
     assert engine.blocks
     assert engine.cache
     assert engine.longest

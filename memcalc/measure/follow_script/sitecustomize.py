@@ -17,7 +17,8 @@ _INTERVAL = 0.1
 """Seconds between samples."""
 
 
-def _follow(path: str) -> None:
+def _write_samples(path: str) -> None:
+    """Append a line of optimizer steps, allocated and peak bytes to a file, again and again."""
     steps = 0
 
     def count(*_: object) -> None:
@@ -40,12 +41,12 @@ def _follow(path: str) -> None:
             time.sleep(_INTERVAL)
 
 
-def _start() -> None:
+def _start_sampling() -> None:
     path = os.path.join(os.environ[_FOLDER], str(os.getpid()))
 
     def run() -> None:
         with contextlib.suppress(Exception):
-            _follow(path)
+            _write_samples(path)
 
     threading.Thread(target=run, daemon=True).start()
 
@@ -62,4 +63,4 @@ def _import_next() -> None:
 
 if _FOLDER in os.environ:
     _import_next()
-    _start()
+    _start_sampling()

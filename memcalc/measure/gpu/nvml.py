@@ -54,7 +54,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def query(name: str, *arguments: Any) -> Any:
-    """Call one function of the driver.
+    """Call one function of NVML by its name.
 
     Raises:
         NvmlError: it fails, or driver or binding do not have it.
@@ -75,6 +75,7 @@ def query(name: str, *arguments: Any) -> Any:
 
 @functools.cache
 def _binding() -> Any:
+    """Import pynvml, or raise what to install."""
     try:
         import pynvml
     except ImportError:

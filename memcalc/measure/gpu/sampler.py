@@ -111,6 +111,7 @@ def is_wsl() -> bool:
 
 
 def _sum_of_others(level: Level, ours: Container[int]) -> int:
+    """Return the bytes that processes of others hold on a card."""
     return sum(user.bytes or 0 for user in level.users or () if user.pid not in ours)
 
 
@@ -176,6 +177,7 @@ class Sampler:
     def _read_moment(
         self, name: str, facts: dict[str, Any], pid: int
     ) -> tuple[int | None, int | None]:
+        """Return the bytes used on the card and by the run, at a named point."""
         if name == "before":
             for card in self._cards:
                 # Only the card that is used later has to answer.
@@ -218,6 +220,7 @@ class Sampler:
         return found
 
     def _sample(self, watched: CardWatch) -> tuple[int, int | None]:
+        """Sample the run's card; return the bytes used on it and by the run."""
         now = read_level(watched.card)
         known = set(watched.others) | set(self._ours)
         if watched.samples:
@@ -252,7 +255,7 @@ class Sampler:
 
 
 def find_by_uuid(cards: Sequence[Card], uuid: str | None) -> Card:
-    """Find the card, or its MIG slice, by the UUID that PyTorch gives it, without the prefix.
+    """Return the card, or its MIG slice, with a UUID as PyTorch gives it, without the prefix.
 
     A program on a card that is cut into slices sees only the slice in CUDA_VISIBLE_DEVICES.
 
@@ -282,6 +285,7 @@ def _describe_sharing(user: GpuProcess) -> str:
 
 
 def _explain_difference(level: Level, mine: GpuProcess | None) -> str:
+    """Return why the device's growth is used in place of the process's memory."""
     if level.users is None:
         reason = "the driver lists no processes"
     elif mine is not None:

@@ -167,6 +167,7 @@ def list_waiting_ranks(members: Sequence[Member]) -> str:
 
 
 def _combine_ranks(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
+    """Join the ranks' runs to one, with the measurement of the rank that needs most."""
     ranks = tuple(
         Run(
             plan=replace(plan, rank=one.rank),

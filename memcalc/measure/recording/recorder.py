@@ -118,6 +118,7 @@ class Recorder:
         self._recording.__enter__()
 
     def _finish(self, error: BaseException | None) -> None:
+        """End the recording, make the measurement, and write it to the output file."""
         recording = self._recording
         assert recording is not None
         if error is None:
@@ -131,7 +132,7 @@ class Recorder:
         failure = recording.failure(error)
         seconds = self._seconds_per_step() if self._cuda else None
         self.measurement = recording.measurement(
-            self._plan(), failure, seconds, phases=readings, **more
+            self._describe_plan(), failure, seconds, phases=readings, **more
         )
         if self._output is not None:
             run = results.Run(plan=self.measurement.plan, measurement=self.measurement)
@@ -155,7 +156,7 @@ class Recorder:
         self._sampler.close()
         return self._sampler.measurement_fields()
 
-    def _plan(self) -> Plan:
+    def _describe_plan(self) -> Plan:
         model, optimizer = self._seen.model, self._seen.optimizer
         known = {
             "model": type(model).__name__ if model is not None else "unnamed",

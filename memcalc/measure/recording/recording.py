@@ -37,7 +37,7 @@ class Seen(Observer):
         """Times at which steps ended, in seconds of ``perf_counter``."""
 
     def meet_model(self, module: torch.nn.Module) -> None:
-        """Take the first module for the model."""
+        """Keep the first module that is called as the model."""
         if torch.is_grad_enabled() and self.model is None:
             self.model = module
 

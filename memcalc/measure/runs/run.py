@@ -77,7 +77,7 @@ def _measure(program: Program, options: Options, reporter: Reporter) -> Measurem
     recording, failure, seconds = None, None, None
     with contextlib.ExitStack() as stack:
         reporter.wait_at("before")
-        _open(options.device, options.index)
+        _create_context(options.device, options.index)
         reporter.wait_at("context")
         if options.snapshot is not None:
             stack.enter_context(_record_snapshot(options.snapshot))
@@ -116,7 +116,7 @@ def _record_snapshot(snapshot: str) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _open(device: str, index: int) -> None:
+def _create_context(device: str, index: int) -> None:
     """Create the CUDA context of a GPU; do nothing on the CPU."""
     if device == "cuda":
         torch.cuda.init()

@@ -16,10 +16,10 @@ from memcalc.script.command import Program, as_main, run
 
 
 def install(patches: Patches) -> None:
-    """Run programs of accelerate's launcher here, once it is imported."""
+    """Patch accelerate's launcher, once imported, to run its program in this process."""
 
-    def replace(module: ModuleType) -> None:
-        def run(original: Any, args: Any) -> None:
+    def patch_launchers(module: ModuleType) -> None:
+        def run_program(original: Any, args: Any) -> None:
             if args.no_python:
                 original(args)
                 return
@@ -27,7 +27,7 @@ def install(patches: Patches) -> None:
             for name, value in environment.items():
                 if os.environ.get(name) != value:
                     patches.environment(name, value)
-            _run(words)
+            _run_program(words)
 
         def refuse(original: Any, args: Any) -> None:
             started = shlex.join([args.training_script, *args.training_script_args])
@@ -37,15 +37,15 @@ def install(patches: Patches) -> None:
                 f"{'-m ' if args.module else ''}{started}"
             )
 
-        patches.wrap(module, "simple_launcher", run)
+        patches.wrap(module, "simple_launcher", run_program)
         for name in ("multi_gpu_launcher", "deepspeed_launcher"):
             patches.wrap(module, name, refuse)
 
-    patches.when_imported("accelerate.commands.launch", replace)
+    patches.when_imported("accelerate.commands.launch", patch_launchers)
 
 
-def _run(words: list[str]) -> None:
-    """Run the program of Python's arguments until it ends without an error."""
+def _run_program(words: list[str]) -> None:
+    """Run a script or ``-m`` module, with its arguments, as the main program in this process."""
     if words[0] == "-m":
         program = Program(module=words[1], arguments=tuple(words[2:]))
     else:

@@ -18,7 +18,7 @@ _IN_PLACE = frozenset(
 
 
 class _Inert:
-    """Has every function that is asked for, and none of them does anything."""
+    """A compiled module in which every function does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -27,23 +27,23 @@ class _Inert:
 
 
 def install(session: Session) -> None:
-    """Follow the steps of DeepSpeed's engine, once it is imported."""
+    """Patch DeepSpeed, once imported: label its engine's memory, and run without its kernels."""
     patches = session.patches
-    _without_kernels(patches)
+    _skip_kernels(patches)
 
-    def make_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+    def make_labelled_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
         original(engine, *args, **kwargs)
         session.models.trains(engine.module)
         session.models.sweep()
         session.counters.guess(Component.COMMUNICATION, before)
 
-    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_engine)
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_labelled_engine)
     patches.wrap_later("deepspeed.comm.comm", "mpi_discovery", _discover_ranks)
 
 
 def _discover_ranks(original: Any, *args: Any, **kwargs: Any) -> None:
-    """Ask MPI for ranks, or say what to type where it is not installed."""
+    """Call DeepSpeed's ``mpi_discovery``, or say what to type if mpi4py is missing."""
     try:
         original(*args, **kwargs)
     except ModuleNotFoundError:
@@ -53,10 +53,10 @@ def _discover_ranks(original: Any, *args: Any, **kwargs: Any) -> None:
         ) from None
 
 
-def _without_kernels(patches: Patches) -> None:
-    """Compile no operators: let those do nothing that make nothing, and refuse the others."""
+def _skip_kernels(patches: Patches) -> None:
+    """Replace DeepSpeed's in-place compiled operators by no-ops; refuse all others."""
 
-    def load(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_no_op(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
         if builder.name not in _IN_PLACE:
             raise EstimateError(
                 f"DeepSpeed's compiled operator {builder.name} is not simulated: memcalc does not "
@@ -67,4 +67,4 @@ def _without_kernels(patches: Patches) -> None:
         )
         return _Inert()
 
-    patches.wrap_later("deepspeed.ops.op_builder.builder", "OpBuilder.load", load)
+    patches.wrap_later("deepspeed.ops.op_builder.builder", "OpBuilder.load", load_no_op)

@@ -11,12 +11,12 @@ from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
 def install(patches: Patches) -> None:
-    """Make weights of configs in place of fetching checkpoints, and say so.
+    """Patch ``from_pretrained`` to make weights from the config if no checkpoint is local.
 
     Installed when diffusers is imported.
     """
 
-    def replace(module: ModuleType) -> None:
+    def patch_models(module: ModuleType) -> None:
         def load(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
             config = None
             if not _has_weights(module, name, kwargs):
@@ -42,7 +42,7 @@ def install(patches: Patches) -> None:
         ignored = [*(ignore_patterns or []), *_WEIGHTS]
         return original(*args, ignore_patterns=ignored, **kwargs)
 
-    patches.when_imported("diffusers.models.modeling_utils", replace)
+    patches.when_imported("diffusers.models.modeling_utils", patch_models)
     patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", download)
 
 

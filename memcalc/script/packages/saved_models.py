@@ -16,7 +16,7 @@ from memcalc.script.saving import NOT_WRITTEN
 
 
 def install(patches: Patches) -> None:
-    """Replace what saves when the packages are imported, and say that it writes no tensors."""
+    """Patch saving in transformers, peft and torch.distributed.checkpoint to write no tensors."""
     saved = _Saved(patches)
     patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
     patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)
@@ -27,7 +27,7 @@ def install(patches: Patches) -> None:
     ):
         patches.wrap_later("transformers.trainer", f"Trainer.{name}", around)
 
-    def sharded(module: ModuleType) -> None:
+    def patch_sharding(module: ModuleType) -> None:
         for name, instead in (
             *(("save", saved.shards), ("save_state_dict", saved.shards)),
             *(("async_save", saved.shards_later), ("load", saved.load_shards)),
@@ -37,7 +37,7 @@ def install(patches: Patches) -> None:
                 patches.set_everywhere(module, name, functools.partial(instead, original))
 
     for module in ("state_dict_saver", "state_dict_loader"):
-        patches.when_imported(f"torch.distributed.checkpoint.{module}", sharded)
+        patches.when_imported(f"torch.distributed.checkpoint.{module}", patch_sharding)
 
 
 _MODELS = "transformers.modeling_utils"
@@ -51,47 +51,50 @@ _PLACES = ("checkpoint_id", "storage_writer", "storage_reader")
 
 
 class _Saved:
-    """Functions in place of those that save and load."""
+    """Replacements of functions that save and load."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._sharded: set[str] = set()
 
     def save(self, original: Any, one: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
+        """Note a checkpoint's folder, and save without a push to the hub."""
         kw.pop("push_to_hub", None)
         note_folder(os.fspath(save_directory))
         return original(one, save_directory, *args, **kw)
 
     def model(self, original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
-        """Save a model's other files, unless it is quantized."""
+        """Replace a model's ``save_pretrained``: write no tensors; nothing if quantized."""
         self.not_written(original)
         if getattr(model, "hf_quantizer", None) is None:
             self.save(original, model, save_directory, *args, **kw)
 
     def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        """Replace a method that saves: only report that checkpoints are not written."""
         self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
     def by_trainer(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Save nothing where several processes would gather their shards first."""
+        """Replace a Trainer's method that saves: call it only in a run of one process."""
         self.not_written(original)
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)
 
     def shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
-        """Make the folder alone: other ranks, which are not run, would write the rest."""
+        """Replace a sharded save: make the checkpoint's folder, and write nothing into it."""
         self.not_written(original)
         if (folder := _find_folder(args, named)) is not None:
             os.makedirs(folder, exist_ok=True)
             self._sharded.add(os.path.realpath(folder))
 
     def shards_later(self, original: Any, *args: Any, **named: Any) -> Future[None]:
+        """Replace an asynchronous sharded save; return a future that is done."""
         self.shards(original, *args, **named)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def load_shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
-        """Load into existing tensors: a checkpoint that this run saved has nothing to read."""
+        """Replace a sharded load: skip a checkpoint of this run, which has no tensors to read."""
         folder = _find_folder(args, named)
         if folder is None or os.path.realpath(folder) not in self._sharded:
             original(state_dict, *args, **named)

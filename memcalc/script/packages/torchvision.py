@@ -19,7 +19,7 @@ MOST = (
 
 
 def install(patches: Patches, values: Values) -> None:
-    """Keep the most boxes where ``values`` does not know them, once torchvision is imported."""
+    """Patch torchvision's detectors to keep all boxes of which the values are unknown."""
 
     def keep_boxes(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = original(boxes, *args, **kwargs)
@@ -42,12 +42,14 @@ def install(patches: Patches, values: Values) -> None:
 
 
 def _keep_all_scores(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``filter_proposals`` with a score threshold of 0."""
     with Patches() as inside:
         inside.set(network, "score_thresh", 0.0)
         return original(network, *args, **kwargs)
 
 
 def _match_most(original: Any, heads: Any, proposals: Any, boxes: Any, classes: Any) -> Any:
+    """Match as many proposals to an object as the sampler takes of these."""
     found, labels = original(heads, proposals, boxes, classes)
     sampler = heads.fg_bg_sampler
     most = int(sampler.batch_size_per_image * sampler.positive_fraction)

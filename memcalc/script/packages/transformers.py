@@ -14,12 +14,12 @@ from memcalc.workload.quantized import quantize, state_without_ties
 
 
 def install(patches: Patches) -> None:
-    """Make weights of configs in place of fetching checkpoints, and say so.
+    """Patch ``from_pretrained`` to make weights from the config if no checkpoint is local.
 
     Installed when transformers is imported.
     """
 
-    def load(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def load_or_make(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         config = _find_config(cls, name, kwargs)
         if config is None:
             return original(cls, name, *args, **kwargs)
@@ -41,7 +41,7 @@ def install(patches: Patches) -> None:
         return copy.deepcopy(config), {k: value for k, value in kwargs.items() if k not in hubs}
 
     models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
-    patches.wrap_later(models, "PreTrainedModel.from_pretrained", load)
+    patches.wrap_later(models, "PreTrainedModel.from_pretrained", load_or_make)
     patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", read_config)
 
 
@@ -53,7 +53,7 @@ def _is_cached(name: str, file: str, options: dict[str, Any]) -> bool:
 
 
 def _is_reachable(name: str, options: dict[str, Any]) -> bool:
-    """Return True if a config is in the hub's cache, or the hub gives it.
+    """Return True if a model's config.json is in the hub's cache, or the hub serves it.
 
     It is asked once, since its client retries.
     """
@@ -70,7 +70,7 @@ _KINDS = (".safetensors", ".bin", ".index.json", ".gguf", ".h5", ".msgpack", ".c
 
 
 def _has_weights(name: str, options: dict[str, Any]) -> bool:
-    """Return True if a model's weights are in the hub's cache or a folder, or it is no model's."""
+    """Return True if weights are in the hub's cache or a folder, or the folder has no model."""
     inside, variant = options.get("subfolder") or "", options.get("variant")
     if os.path.isdir(name):
         folder = os.path.join(name, inside)
@@ -85,7 +85,7 @@ _INDEX = ".index.json"
 
 
 def _find_config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
-    """Return the config to make weights of, or None: they are here, or are no plain checkpoint."""
+    """Return the config of a checkpoint that is not local; None: local, or not supported."""
     if name is None or options.keys() & {"state_dict", "gguf_file"} or _has_weights(name, options):
         return None
     config = options.get("config")
@@ -103,7 +103,7 @@ _OF_LOADING = frozenset(
 
 
 def _change_config(config: Any, options: dict[str, Any]) -> set[str]:
-    """Set the settings of a config that a script gives as it loads a model; returns their names."""
+    """Set keywords of ``from_pretrained`` that are config settings; return their names."""
     found = {name for name in options if name not in _OF_LOADING and hasattr(config, name)}
     for name in found:
         setattr(config, name, options[name])
@@ -111,7 +111,7 @@ def _change_config(config: Any, options: dict[str, Any]) -> set[str]:
 
 
 def _saved_config(config: Any, name: Any, options: dict[str, Any]) -> Any:
-    """Return the checkpoint's own config: the script's may have more classes, for example."""
+    """Return the checkpoint's own config, or the given one if that cannot be loaded."""
     try:
         return type(config).from_pretrained(name, **of_hub(options))
     except (OSError, ValueError):
@@ -119,7 +119,7 @@ def _saved_config(config: Any, name: Any, options: dict[str, Any]) -> Any:
 
 
 def _saved_class(cls: Any, config: Any) -> Any:
-    """Return the class whose weights a checkpoint holds, which a config names.
+    """Return the model class that the config's ``architectures`` names, or ``cls``.
 
     Weights that only the script's own class has, such as a classifier's head, are drawn when it
     loads the others.
@@ -134,7 +134,7 @@ def _saved_class(cls: Any, config: Any) -> Any:
 
 
 def _make_weights(cls: Any, config: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint in the dtypes that it has, without numbers."""
+    """Return a model's state dict, uninitialized, in the dtypes of its checkpoint."""
     bare, settings = copy.deepcopy(config), find_bnb_settings(config.to_dict())
     if settings is not None:
         del bare.quantization_config

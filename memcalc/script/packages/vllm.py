@@ -23,7 +23,7 @@ _DUMMY = "vLLM's weights are dummies, and FlashInfer compiles nothing"
 
 
 def install(session: Session, folder: Path) -> None:
-    """Make vLLM's processes write their figures into a folder, once it is imported."""
+    """Patch vLLM to write its memory figures into a folder, and to stop at a first request."""
     patches = session.patches
 
     def prepare(_: Any) -> None:
@@ -35,22 +35,22 @@ def install(session: Session, folder: Path) -> None:
             patches.environment(_ONE_PROCESS, "0")
         plugin.install(patches)
 
-    def ask(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def ask_or_stop(original: Any, *args: Any, **kwargs: Any) -> Any:
         if not session.steps.has_optimizer:
             raise EnoughStepsError
         return original(*args, **kwargs)
 
     patches.when_imported("vllm", prepare)
     for name in _ASKING:
-        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
+        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask_or_stop)
     _name_memory(patches, session.counters)
     _note_sleep(patches, session.counters)
 
 
 def _name_memory(patches: Patches, counters: Counters) -> None:
-    """Name an engine's KV cache and weights."""
+    """Label an engine's weights and KV cache in the memory counts."""
 
-    def naming(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
+    def make_labeller(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
         def around(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
             found = original(worker, *args, **kwargs)
             counters.name(component, tensors(getattr(worker, "model_runner", None)))
@@ -58,18 +58,18 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
 
         return around
 
-    def caches(runner: Any) -> list[Any]:
-        return list(_flat(getattr(runner, "kv_caches", None) or ()))
+    def list_caches(runner: Any) -> list[Any]:
+        return list(_flatten(getattr(runner, "kv_caches", None) or ()))
 
     worker = "vllm.v1.worker.gpu_worker"
-    kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
-    kept["load_model"] = naming(Component.WEIGHTS, plugin.list_weights)
+    kept = {"initialize_from_config": make_labeller(Component.KV_CACHE, list_caches)}
+    kept["load_model"] = make_labeller(Component.WEIGHTS, plugin.list_weights)
     for name, around in kept.items():
         patches.wrap_later(worker, f"Worker.{name}", around)
 
 
 def _note_sleep(patches: Patches, counters: Counters) -> None:
-    """Note the memory that a sleeping engine takes off the GPU, until it is back or freed."""
+    """Count memory that a sleeping engine unmaps as off the GPU, until mapped or freed."""
 
     def unmap(original: Any, handle: Any) -> None:
         original(handle)
@@ -93,10 +93,10 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
     patches.wrap_later(module, "CuMemAllocator._python_free_callback", free)
 
 
-def _flat(held: Any) -> Any:
+def _flatten(held: Any) -> Any:
     """Yield the tensors of a KV cache, which lists and dicts may hold."""
     for one in held.values() if isinstance(held, dict) else held:
         if isinstance(one, dict | list | tuple):
-            yield from _flat(one)
+            yield from _flatten(one)
         else:
             yield one

@@ -103,7 +103,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(name: str) -> Layout:
-    """Return the layout of this name.
+    """Return the parallel layout with this name.
 
     Raises:
         UsageError: no layout has it.
@@ -117,13 +117,13 @@ def find(name: str) -> Layout:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return all layouts, by the names of their files."""
+    """Return the names of all parallel layouts."""
     return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
 
 
 @functools.cache
 def driven() -> tuple[str, ...]:
-    """Return the layouts under which accelerate and the Trainer wrap the model themselves."""
+    """Return the layouts under which accelerate or the Trainer wraps the model."""
     return tuple(name for name in names() if find(name).handed_over is not None)
 
 
@@ -177,13 +177,13 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _parse_mesh(value: Any) -> tuple[int, ...] | None:
-    """Read replicas by shards, such as ``2x8``; None if it is something else."""
+    """Parse a mesh such as ``2x8`` into (replicas, shards), or return None."""
     found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", str(value))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def of(plan: Plan) -> Layout:
-    """Return the layout of a plan.
+    """Return a plan's parallel layout, after checking its ``parallel_args``.
 
     Raises:
         UsageError: as ``spread``; or the wrapper has no such argument, or not with this value.
@@ -213,7 +213,7 @@ def of(plan: Plan) -> Layout:
 
 
 def _inner_layouts(over: Spread) -> list[str]:
-    """Name the layouts inside of the one that places the model."""
+    """Return the names of the layouts combined inside the outermost one."""
     found = [*over.inside]
     if over.layout in _INSIDE:
         found += ["fsdp2"] if over.sharding else ["ddp"] if "dp_replicate" in over.axes else []
@@ -221,7 +221,7 @@ def _inner_layouts(over: Spread) -> list[str]:
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
-    """Return the arguments of a plan's wrapper: its own, and dtypes of its precision."""
+    """Return the keyword arguments of a plan's wrapper, with its mixed-precision dtypes."""
     own = (NO_SYNC, _AUTOCAST)
     given = {name: value for name, value in plan.parallel_args if name not in own}
     if not mixes(plan):
@@ -230,7 +230,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
 
 
 def mixes(plan: Plan) -> bool:
-    """Return True if the wrapper gathers weights in the dtype of the plan's mixed precision."""
+    """Return True if FSDP gathers weights in the plan's 16-bit dtype."""
     half = AUTOCAST_DTYPES.get(plan.precision)
     chosen = str(dict(plan.parallel_args).get("param_dtype", half))
     return bool(_mixed_arguments(plan)) and half == DTYPES.get(chosen, chosen)
@@ -244,13 +244,13 @@ def autocasts(plan: Plan) -> bool:
 
 
 def autocasts_fp32_units(plan: Plan) -> bool:
-    """Return True if autocast copies the weights of units that are gathered in fp32."""
+    """Return True if FSDP gathers fp32 weights and autocast copies them to 16 bit."""
     sharded = bool(_mixed_arguments(plan)) and not plan.half_weights
     return sharded and autocasts(plan) and not mixes(plan)
 
 
 def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
-    """Return the arguments of mixed precision; tensor parallel alone gathers nothing."""
+    """Return the names of the wrapper's mixed-precision dtype arguments."""
     over = spread(plan)
     if over.layout in _INSIDE:
         return find("fsdp2").mixed if over.sharding else ()
@@ -258,20 +258,20 @@ def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
 
 
 def replicas(plan: Plan) -> int:
-    """Return how many ranks have samples of their own; stages, contexts and tp parts share them."""
+    """Return the number of ranks that train on different samples (data-parallel degree)."""
     over = spread(plan)
     return over.world // math.prod(over.axes.get(name, 1) for name in ("pp", "cp", "tp"))
 
 
 def microbatches(plan: Plan) -> int:
-    """Return the number of micro-batches that stages divide a batch into; 1 without stages."""
+    """Return the number of micro-batches of a pipeline step; 1 without pipeline stages."""
     if spread(plan).stages == 1:
         return 1
     return int(dict(plan.parallel_args).get("n_microbatches") or plan.batch)
 
 
 def chosen_rank(rank: int | str | None, world: int) -> int:
-    """Return the number of the rank that a plan names; the first for None and ``all``.
+    """Return the rank number that a plan names: a number, ``last``, or 0.
 
     Raises:
         UsageError: there are not that many processes.
@@ -282,7 +282,7 @@ def chosen_rank(rank: int | str | None, world: int) -> int:
 
 
 def spread(plan: Plan) -> Spread:
-    """Read a plan's layout, such as ``fsdp2`` or ``tp=2,fsdp2=4``.
+    """Parse a plan's ``parallel`` and ``devices``, such as ``tp=2,fsdp2=4``, as mesh dimensions.
 
     Raises:
         UsageError: it is not one, or its sizes do not make the devices.
@@ -293,7 +293,7 @@ def spread(plan: Plan) -> Spread:
     named = _parse_layouts(text)
     inside = [name for name in _INSIDE if name in named]
     if inside:
-        return _combine(plan, text, named, inside[0])
+        return _combine_layouts(plan, text, named, inside[0])
     ((layout, sizes),) = _fill_size(plan, text, named).items()
     mesh = _parse_mesh(dict(plan.parallel_args).get("device_mesh"))
     if mesh is not None and math.prod(mesh) != math.prod(sizes):
@@ -306,8 +306,10 @@ def spread(plan: Plan) -> Spread:
     return Spread(layout=layout, axes=dict(zip(dimensions, sizes, strict=True)))
 
 
-def _combine(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: str) -> Spread:
-    """Combine layouts in one device mesh.
+def _combine_layouts(
+    plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: str
+) -> Spread:
+    """Return the mesh of a combination of layouts, such as ``pp=2,tp=2,fsdp2=2``.
 
     Raises:
         UsageError: their sizes do not make the devices.
@@ -332,7 +334,7 @@ def _combine(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: s
 
 
 def _parse_layouts(text: str) -> dict[str, tuple[int, ...]]:
-    """Read the names and sizes in ``--parallel``.
+    """Parse ``--parallel`` into layout names and their sizes.
 
     Raises:
         UsageError: they do not go together.
@@ -369,7 +371,7 @@ def _parse_layout(word: str) -> tuple[str, tuple[int, ...]]:
 def _fill_size(
     plan: Plan, text: str, named: dict[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of layouts; one without a size takes the devices that are left."""
+    """Return the sizes of layouts, with the remaining devices for one without a size."""
     world = math.prod(size for sizes in named.values() for size in sizes)
     missing = sum(not sizes for sizes in named.values())
     if missing > 1 or (not missing and plan.devices not in (1, world)):

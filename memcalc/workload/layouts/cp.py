@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
-    """Make attention causal without a mask, by accelerate's own hooks, and divide batches.
+    """Set up context parallelism: causal attention without a mask, batches split along tokens.
 
     Raises:
         UsageError: a layer's attention cannot be divided, or accelerate is not installed.
@@ -59,7 +59,7 @@ def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
 
 @contextlib.contextmanager
 def divide_tokens(mesh: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Divide a batch along its tokens, as ``Trainer._prepare_context_parallel_inputs`` does."""
+    """Split a batch along its tokens over the ranks, inside the block."""
     import torch
     from torch.distributed.tensor.experimental import context_parallel
 

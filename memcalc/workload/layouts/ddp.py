@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Move the model to the device and wrap it."""
+    """Move the model to the device and wrap it in DistributedDataParallel."""
     from torch.nn.parallel import DistributedDataParallel
 
     rank.move(model)
@@ -21,7 +21,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Average gradients in the last micro-batch only."""
+    """Return ``no_sync()`` for all but the last micro-batch."""
     unsynchronized: Any = model.no_sync
     return contextlib.nullcontext() if last else unsynchronized()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def divide(model: torch.nn.Module, rank: Rank, _: Any) -> None:
-    """Leave this rank its experts, in shards where others have the same.
+    """Keep only this rank's experts of the model, and shard those with FSDP2.
 
     Raises:
         UsageError: transformers refuses the sizes, or the model has no experts that it divides.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Wrap each block and the root; wrapping moves their weights from the host."""
+    """Wrap the model and its blocks in FullyShardedDataParallel."""
     from torch.distributed.fsdp import (
         BackwardPrefetch,
         CPUOffload,
@@ -36,7 +36,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     wrap = functools.partial(
         FullyShardedDataParallel,
         device_mesh=fsdp2.mesh(rank) if len(rank.spread.axes) > 1 else None,
-        auto_wrap_policy=_policy(model, options),
+        auto_wrap_policy=_auto_wrap_policy(model, options),
         mixed_precision=_mixed_precision(options),
         device_id=rank.device,
         use_orig_params=options.get("use_orig_params", True),
@@ -63,7 +63,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def check_ties(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
-    """Make a check for the wrapped model: modules that share a parameter must share a unit.
+    """Return a check that modules with tied weights are in the same FSDP unit.
 
     FSDP gathers a flat parameter for its own unit only. The check raises ``UsageError``.
     """
@@ -89,8 +89,8 @@ def check_ties(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
     return check
 
 
-def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """Choose the modules that become units: blocks, those with enough parameters, or none."""
+def _auto_wrap_policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
+    """Return FSDP's auto-wrap policy: by block class, by parameter count, or None."""
     from torch.distributed.fsdp import wrap
 
     from memcalc.workload.blocks import blocks
@@ -127,7 +127,7 @@ def _mixed_precision(options: dict[str, Any]) -> MixedPrecision | None:
 
 
 def check(plan: Plan) -> None:
-    """Check that hybrid sharding has a device mesh, and that weights of a unit have one dtype.
+    """Raise UsageError for FSDP settings that contradict each other (mesh, strategy, dtypes).
 
     Raises:
         UsageError: the mesh is missing, or is given to another strategy; or norms are cast.
@@ -153,7 +153,7 @@ def check(plan: Plan) -> None:
 
 
 def clip(model: torch.nn.Module, norm: float) -> Any:
-    """Clip by FSDP's own method, which sees all shards."""
+    """Clip the gradients by FSDP's own method, which knows all shards."""
     own: Any = model.clip_grad_norm_
     return own(norm)
 

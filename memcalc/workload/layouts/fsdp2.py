@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Divide a model by all inner dimensions of the mesh, shard it and give it memory."""
+    """Split the model by the inner layouts, shard it with FSDP2 and allocate its memory."""
     loaded = is_loaded(model)
     divide(model, rank, mesh(rank))
     if not loaded:
@@ -29,7 +29,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
-    """Divide a model, or a stage of one, by the inner dimensions of a mesh, then shard it."""
+    """Split a model or stage by its inner layouts (cp, tp, ep), then shard it with FSDP2."""
     over = rank.spread
     for name in over.inside:
         layout = find(name)
@@ -47,7 +47,7 @@ def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
 
 
 def mesh(rank: Rank) -> DeviceMesh:
-    """Return the mesh of all ranks."""
+    """Return the device mesh over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     over = rank.spread
@@ -55,7 +55,7 @@ def mesh(rank: Rank) -> DeviceMesh:
 
 
 def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Allocate the model's memory on the host, from where accelerate moves it."""
+    """Allocate the model's memory on the host, from where accelerate shards it."""
     from memcalc.workload.blocks import to_empty
 
     if not is_loaded(model):
@@ -64,12 +64,12 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def is_loaded(model: torch.nn.Module) -> bool:
-    """Return True if a model has memory already: a quantized base is whole on each GPU."""
+    """Return True if no parameter is on the meta device, as for a quantized base."""
     return not any(parameter.is_meta for parameter in model.parameters())
 
 
 def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
-    """Shard each block with ``fully_shard``, then the root."""
+    """Apply ``fully_shard`` to each block of the model, then to the model."""
     from torch.distributed.fsdp import fully_shard
 
     from memcalc.workload.blocks import blocks
@@ -81,7 +81,7 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
 
 
 def arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``fully_shard`` beside its mesh.
+    """Return ``fully_shard``'s keyword arguments except the mesh.
 
     Raises:
         UsageError: a policy of wrapping is asked for, and it has none.
@@ -110,7 +110,7 @@ def arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def materialize(model: torch.nn.Module, rank: Rank) -> None:
-    """Give a sharded model memory; buffers are no part of shards, and always on the device."""
+    """Allocate a sharded model's memory; buffers always on the device."""
     from memcalc.workload.blocks import to_empty
 
     # Where the shards are while they are not used.
@@ -122,7 +122,7 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Reduce gradients with the last micro-batch alone; without shards, do nothing."""
+    """Turn gradient reduction on only for the last micro-batch; return an empty context."""
     synchronize: Any = getattr(model, "set_requires_gradient_sync", None)
     if synchronize is not None:
         synchronize(last)
@@ -130,7 +130,7 @@ def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManag
 
 
 def even(model: torch.nn.Module, over: Spread) -> bool:
-    """Return True if each parameter's rows can be divided by all ranks."""
+    """Return True if all parameters' first dimensions divide evenly by the number of ranks."""
     return all(p.dim() and p.shape[0] % over.world == 0 for p in model.parameters())
 
 

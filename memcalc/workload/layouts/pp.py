@@ -23,12 +23,12 @@ _V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Make this rank's stages and put each on the device, divided over the other dimensions."""
+    """Return this rank's pipeline stages on the device, each split by the inner layouts."""
     from memcalc.workload.inputs import without_adapters
     from memcalc.workload.pipeline import Pipeline, make_stage
 
     over, mesh = rank.spread, fsdp2.mesh(rank)
-    schedule = _schedule_class(str(rank.options.get("schedule", "1F1B")))
+    schedule = _find_schedule(str(rank.options.get("schedule", "1F1B")))
     whole = without_adapters(model)
     stages = list(_layers_of_stages(whole, schedule, rank))
     at, last = rank.number // (over.world // over.stages), len(stages) - 1
@@ -41,12 +41,12 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
             fsdp2.materialize(part, rank)
         else:
             rank.move(part)
-        parts[number] = _replicate(part, rank, mesh)
+        parts[number] = _wrap_in_ddp(part, rank, mesh)
     return Pipeline(parts, last + 1, schedule, mesh)
 
 
-def _schedule_class(name: str) -> Any:
-    """Return a schedule's class.
+def _find_schedule(name: str) -> Any:
+    """Return PyTorch's pipeline schedule class with this name.
 
     Raises:
         UsageError: PyTorch has none of this name.
@@ -60,7 +60,7 @@ def _schedule_class(name: str) -> Any:
 
 
 def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
-    """Yield the layers of each stage; unless the plan says, equally many, the first ones one more.
+    """Yield the range of layers of each pipeline stage.
 
     Raises:
         UsageError: the model is built otherwise, or the layers do not make the stages.
@@ -91,8 +91,8 @@ def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
         yield range(end - size, end)
 
 
-def _replicate(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
-    """Return a stage whose copies average their gradients, where there are any."""
+def _wrap_in_ddp(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
+    """Wrap a stage in DistributedDataParallel if the mesh has replicas without shards."""
     if "dp_replicate" not in rank.spread.axes or rank.spread.sharding:
         return part
     from torch.nn.parallel import DistributedDataParallel
@@ -105,7 +105,7 @@ def _replicate(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
 
 
 def check(plan: Plan) -> None:
-    """Check that PyTorch's schedules support the settings of a plan.
+    """Raise UsageError for settings that PyTorch's pipeline schedules do not support.
 
     Raises:
         UsageError: they do not.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Move the model."""
+    """Move the model to the device."""
     rank.move(model)
     return model
 

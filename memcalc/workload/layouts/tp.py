@@ -27,7 +27,7 @@ _BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def divide(model: Any, rank: Rank, mesh: Any) -> None:
-    """Divide each block over the inner dimension of the mesh."""
+    """Split the model's linear layers over the tensor-parallel ranks."""
     from torch.distributed.tensor import Replicate, parallel
 
     from memcalc.workload.blocks import blocks
@@ -59,16 +59,16 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
             input_layouts=whole, output_layouts=whole
         )
     if sequence:
-        _divide_tokens(inner, root)
+        _add_sequence_parallel(inner, root)
     # Stages in the middle have neither an embedding nor a head.
     root = {name: style for name, style in root.items() if name in dict(model.named_modules())}
     for layer in layers:
-        parallel.parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
-    parallel.parallelize_module(model, mesh, _with_adapters(model, root, sequence))
+        parallel.parallelize_module(layer, mesh, _move_to_adapters(layer, inner, sequence))
+    parallel.parallelize_module(model, mesh, _move_to_adapters(model, root, sequence))
 
 
 def _divide_by_own_plan(model: Any, rank: Rank, mesh: Any, *, has_adapters: bool) -> None:
-    """Divide a model by transformers' own plan for it, which takes neither adapters nor options.
+    """Split a model by transformers' own tensor-parallel plan for it.
 
     Raises:
         UsageError: transformers has no plan for it, or there are adapters or options.
@@ -95,7 +95,7 @@ def _divide_by_own_plan(model: Any, rank: Rank, mesh: Any, *, has_adapters: bool
 
 
 def _apply_plan(model: Any, mesh: Any, plan: dict[str, str]) -> None:
-    """Divide a model by a plan; a head that is tied to the embedding is divided with it."""
+    """Split a model by a tensor-parallel plan, and tie the output head again."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -107,7 +107,7 @@ def _apply_plan(model: Any, mesh: Any, plan: dict[str, str]) -> None:
 
 
 def _check_heads(model: torch.nn.Module, ranks: int) -> None:
-    """Check that each rank gets whole attention heads.
+    """Raise UsageError unless the number of ranks divides the attention heads.
 
     Raises:
         UsageError: the heads cannot be divided.
@@ -122,8 +122,8 @@ def _check_heads(model: torch.nn.Module, ranks: int) -> None:
             )
 
 
-def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bool) -> Any:
-    """Move the styles of layers with adapters to their base layers and one product of the adapter.
+def _move_to_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bool) -> Any:
+    """Return parallel styles moved from adapted layers to their base layer and LoRA matrix.
 
     By columns it is the second product, by rows the first: the other side is as narrow as the
     adapter and stays whole.
@@ -155,8 +155,8 @@ def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bo
     return found
 
 
-def _divide_tokens(inner: dict[str, Any], root: dict[str, Any]) -> None:
-    """Divide norms and residuals along tokens, by changing the styles of layers and of the model.
+def _add_sequence_parallel(inner: dict[str, Any], root: dict[str, Any]) -> None:
+    """Change the parallel styles so that norms and residuals are split along tokens.
 
     transformers makes the mask from the embeddings' length: tokens are divided after them.
     """
@@ -181,16 +181,16 @@ def _divide_tokens(inner: dict[str, Any], root: dict[str, Any]) -> None:
 
 
 def make_groups(model: torch.nn.Module) -> list[Any]:
-    """Make one group for each mesh, and one for plain tensors."""
-    return [{"params": group} for group in _by_mesh(model)]
+    """Return the optimizer's parameter groups, one for each device mesh."""
+    return [{"params": group} for group in _group_by_mesh(model)]
 
 
 def clip(model: torch.nn.Module, norm: float) -> None:
-    """Clip gradients to one norm over all meshes."""
+    """Clip the gradients to one total norm over the parameters of all device meshes."""
     import torch
     from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-    groups = _by_mesh(model)
+    groups = _group_by_mesh(model)
     if len(groups) == 1:
         clip_grad_norm_(groups[0], norm)
         return
@@ -201,8 +201,8 @@ def clip(model: torch.nn.Module, norm: float) -> None:
         clip_grads_with_norm_(group, norm, total)
 
 
-def _by_mesh(model: torch.nn.Module) -> list[list[Any]]:
-    """Group trained parameters: operators over lists take no tensors of several meshes."""
+def _group_by_mesh(model: torch.nn.Module) -> list[list[Any]]:
+    """Return the trained parameters in groups of the same device mesh."""
     groups: dict[Any, list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

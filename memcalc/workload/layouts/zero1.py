@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def optimizer(
     kind: Callable[..., torch.optim.Optimizer], parameters: list[Any], **arguments: Any
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of this class over this rank's share of the parameters."""
+    """Make a ZeroRedundancyOptimizer of this class over this rank's share of parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     # It says that it takes a class, and calls it.

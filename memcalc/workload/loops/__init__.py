@@ -29,7 +29,7 @@ WITH_A_LAYOUT = ("deepspeed", "pipeline")
 
 
 def list_trainable(model: torch.nn.Module, weight_decay: float) -> list[Any]:
-    """Return the parameters that train, as one group; the optimizer knows its weight decay."""
+    """Return the parameters that train, as one optimizer group."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -70,7 +70,7 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(name: str) -> Loop:
-    """Return the loop of this name.
+    """Return the training loop with this name.
 
     Raises:
         UsageError: no loop has it.
@@ -83,13 +83,13 @@ def find(name: str) -> Loop:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return all loops that a plan can ask for, by the names of their files, the default first."""
+    """Return the names of all loops that a plan can ask for, the default first."""
     found = {info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg}
     return tuple(sorted(found - {*WITH_A_LAYOUT}, key=lambda name: (name != DEFAULT, name)))
 
 
 def of(plan: Plan) -> Loop:
-    """Return the loop of a plan.
+    """Return a plan's training loop; raise UsageError if it cannot do what the plan asks.
 
     Raises:
         UsageError: there is no such loop, or it cannot do what the plan asks.

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, steps: int) -> None:
-    """Train for some optimizer steps, then evaluate."""
+    """Train a job for this many optimizer steps by an accelerate loop, then evaluate."""
     from memcalc.workload import library_settings
     from memcalc.workload.job import Script, restore_attributes
 
     plan, norm = job.plan, job.max_grad_norm
     with library_settings.fresh_state(), restore_attributes(job.model):
-        accelerator = _accelerator(job)
+        accelerator = _make_accelerator(job)
         check = job.check_wrapped()
         model, optimizer = accelerator.prepare(job.model, job.optimizer)
         check(model)
@@ -43,8 +43,8 @@ def run(job: Job, steps: int) -> None:
             script.evaluate()
 
 
-def _accelerator(job: Job) -> Accelerator:
-    """Make the Accelerator of a script that trains this job."""
+def _make_accelerator(job: Job) -> Accelerator:
+    """Make the Accelerator for a job, with its FSDP or DeepSpeed plugin."""
     from accelerate import Accelerator, utils
 
     from memcalc.workload import library_settings

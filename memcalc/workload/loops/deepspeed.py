@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, steps: int) -> None:
-    """Train for some optimizer steps."""
+    """Train a job for this many optimizer steps by DeepSpeed's engine."""
     from memcalc.workload.job import Script
 
     engine = job.kept.get("engine")
     if engine is None:
-        engine = job.kept["engine"] = _engine(job)
+        engine = job.kept["engine"] = _make_engine(job)
     script = Script(job, engine)
     for _ in range(steps * job.plan.grad_accum):
         script.forward()
@@ -30,7 +30,7 @@ def run(job: Job, steps: int) -> None:
         engine.step()
 
 
-def _engine(job: Job) -> Any:
+def _make_engine(job: Job) -> Any:
     import deepspeed
 
     from memcalc.workload import library_settings

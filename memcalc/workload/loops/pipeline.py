@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, steps: int) -> None:
-    """Train for some optimizer steps."""
+    """Train a job for this many optimizer steps by a pipeline schedule."""
     from memcalc.workload.job import forward_context
 
     schedule, outputs = None, None
@@ -49,7 +49,7 @@ def run(job: Job, steps: int) -> None:
 
 
 def _split_batch(job: Job, batch: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], Any]:
-    """Return the inputs of the stages and the target, with this rank's tokens alone."""
+    """Return a batch's inputs and its labels, split along tokens under context parallelism."""
     from memcalc.workload.layouts import cp
 
     mesh, labels = cast(Any, job.model).mesh, ("labels", "shift_labels")
@@ -60,7 +60,7 @@ def _split_batch(job: Job, batch: Any, stack: contextlib.ExitStack) -> tuple[dic
 
 
 def _make_schedule(job: Job, tokens: Any) -> Any:
-    """Make the schedule over this rank's stages.
+    """Make PyTorch's pipeline schedule over this rank's stages.
 
     Raises:
         UsageError: PyTorch refuses the schedule.

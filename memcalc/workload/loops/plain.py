@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, steps: int) -> None:
-    """Train for some optimizer steps, then evaluate."""
+    """Train a job for this many optimizer steps by a plain PyTorch loop, then evaluate."""
     import torch
 
     from memcalc.workload.job import Script, forward_context, scaler_class

@@ -23,7 +23,7 @@ _WRAPPED = "transformer_layer_cls_to_wrap"
 
 
 def run(job: Job, steps: int) -> None:
-    """Train for some optimizer steps; evaluation follows the last one, inside ``train``."""
+    """Train a job for this many optimizer steps by transformers' Trainer, then evaluate."""
     from memcalc.workload import library_settings
     from memcalc.workload.job import restore_attributes
     from memcalc.workload.job_trainer import JobTrainer, without_arrays
@@ -34,11 +34,11 @@ def run(job: Job, steps: int) -> None:
         restore_attributes(job.model),
         without_arrays(job),
     ):
-        JobTrainer(job, _arguments(job, folder, steps)).train()
+        JobTrainer(job, _make_arguments(job, folder, steps)).train()
 
 
 def groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Make the groups of ``Trainer.create_optimizer``: one with weight decay, one without."""
+    """Return the Trainer's two parameter groups: with weight decay, and without."""
     from transformers import Trainer
 
     decays = set(Trainer.get_decay_parameter_names(None, model))
@@ -49,7 +49,7 @@ def groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _arguments(job: Job, folder: str, steps: int) -> Any:
+def _make_arguments(job: Job, folder: str, steps: int) -> Any:
     from transformers import TrainingArguments
 
     from memcalc.workload import library_settings
@@ -70,7 +70,7 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         torch_compile=job.plan.compile is not None,
         torch_compile_mode=job.plan.compile,
         per_device_eval_batch_size=job.plan.batch,
-        **_spread(job),
+        **_parallel_arguments(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)
     if engine_config is not None:
@@ -82,8 +82,8 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
     return arguments
 
 
-def _spread(job: Job) -> dict[str, Any]:
-    """Return the arguments that spread the run over GPUs."""
+def _parallel_arguments(job: Job) -> dict[str, Any]:
+    """Return the TrainingArguments for several GPUs: DDP, DeepSpeed or FSDP."""
     from memcalc.workload import library_settings
 
     if job.layout.name == "ddp":

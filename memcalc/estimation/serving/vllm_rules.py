@@ -47,7 +47,7 @@ single models have been far larger (github.com/vllm-project/vllm/issues/53013)."
 
 
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
-    """The pass that is profiled: the most tokens, of the most sequences."""
+    """Return the size of the pass that vLLM profiles at its start."""
     # ``max_num_batched_tokens`` and ``max_num_seqs`` of ``vllm serve``.
     tokens, sequences = 2048, 256
     if gpu.memory >= _HUGE:
@@ -63,13 +63,13 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
 
 
 def share(given: dict[str, Any], gpu: Gpu) -> float:
-    """Return the share of the GPU's memory that the engine may take."""
+    """Return the share of the GPU's memory that vLLM may take."""
     del gpu
     return float(given.get(SETTING, _SHARE))
 
 
 def graphs(given: dict[str, Any]) -> Taken | None:
-    """Return what vLLM sets aside before the cache for capturing CUDA graphs."""
+    """Return the memory that vLLM reserves for CUDA graphs, or None with ``enforce_eager``."""
     if given.get("enforce_eager"):
         return None
     return Taken(
@@ -84,7 +84,7 @@ _COUNTS, _BITS = 4, 32
 
 
 def sampler_state(sequences: int, vocabulary: int) -> Taken:
-    """Return what penalties keep of each sequence: a count of each token, and a bit of each.
+    """Return the memory of the sampler's penalties: a count and a bit per token.
 
     Source: ``vllm/v1/worker/gpu/sample/penalties.py``.
     """
@@ -93,7 +93,7 @@ def sampler_state(sequences: int, vocabulary: int) -> Taken:
 
 
 def sampling(size: Size, vocabulary: int, width: int, element: int) -> int:
-    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output.
+    """Return the peak bytes of sampling: logits, their fp32 copies, hidden states.
 
     The output of each sequence's last token is a copy too.
     """
@@ -117,7 +117,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return self.block * self.size * self.each[0][0].bytes
 
     def blocks(self, length: int) -> int:
-        """Return the blocks that a sequence takes."""
+        """Return the KV-cache blocks that a sequence of this length takes."""
         return sum(count * self._count_blocks(kind, length) for kind, count in self.each)
 
     def _count_blocks(self, kind: Layers, length: int) -> int:
@@ -128,7 +128,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups:
-    """Group layers as vLLM does.
+    """Group layers by kind into groups of equal size, as vLLM's KV-cache manager does.
 
     Raises:
         EstimateError: layers keep different sizes of a token.
@@ -145,7 +145,7 @@ def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
+    """Return how many tokens and sequences a KV cache of ``size`` bytes holds."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import probe, sglang, vllm
+from memcalc.estimation.serving import probe
+from memcalc.estimation.serving import sglang_rules as sglang
+from memcalc.estimation.serving import vllm_rules as vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Peak, PhasePeak, Prediction, Span
@@ -64,13 +66,13 @@ class ServingEngine:
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """Return the plan of the forward pass that the figures are read from."""
+        """Return the plan of the engine's largest forward pass, to trace."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
         return probe.make_plan(self._plan, self.size, min((n for n in ends if n), default=None))
 
     def serving(self, read: Read, length: int) -> Serving:
-        """Return what the engine reserves, and how many sequences of this length fit.
+        """Return what the engine reserves by its rules, and how many sequences fit.
 
         Raises:
             UsageError: nothing is left for the KV cache.
@@ -79,12 +81,12 @@ class ServingEngine:
         latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
         share = float(self._rules.share(self._given, self._gpu, **latent))
         budget = math.ceil(self._gpu.memory * share)
-        taken = tuple(self._itemize(read, share))
+        taken = tuple(self._list_items(read, share))
         ends = [budget - sum(one.high for one in taken), budget - sum(one.low for one in taken)]
         if ends[1] <= 0:
-            raise UsageError(self._refusal(taken, share, budget))
-        kinds = self._kinds(read)
-        least, most, block, block_bytes = self._capacities(kinds, ends, length, longest)
+            raise UsageError(self._write_refusal(taken, share, budget))
+        kinds = self._group_layers(read)
+        least, most, block, block_bytes = self._calculate_capacities(kinds, ends, length, longest)
         return Serving(
             engine=self._plan.engine or "",
             version=self._rules.VERSION,
@@ -105,7 +107,7 @@ class ServingEngine:
         )
 
     def check(self, length: int) -> int:
-        """Check that the engine takes sequences of this length, and return the longest it takes.
+        """Return the longest sequence the engine takes; raise UsageError if ``length`` exceeds it.
 
         Raises:
             UsageError: the longest is shorter than this, or unknown.
@@ -125,7 +127,8 @@ class ServingEngine:
             )
         return int(longest)
 
-    def _itemize(self, read: Read, share: float) -> Sequence[Taken]:
+    def _list_items(self, read: Read, share: float) -> Sequence[Taken]:
+        """Return the items that reduce the KV cache: weights, activations, graphs, context."""
         several = (self._plan.devices,) if self._plan.devices > 1 else ()
         parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
         found = [Taken(name="weights", low=read.weights, high=read.weights, source="traced")]
@@ -139,11 +142,14 @@ class ServingEngine:
             found += [graphs] if graphs is not None else []
         else:
             # SGLang takes its share of the memory that is free after the context is created.
-            found.append(_item(parts[CONTEXT], share))
+            found.append(_make_item(parts[CONTEXT], share))
         outside = {CODE: "kernels, libraries", NCCL: NCCL}
-        return [*found, *(_item(parts[p], 1, name) for p, name in outside.items() if p in parts)]
+        return [
+            *found,
+            *(_make_item(parts[p], 1, name) for p, name in outside.items() if p in parts),
+        ]
 
-    def _refusal(self, taken: Sequence[Taken], share: float, budget: int) -> str:
+    def _write_refusal(self, taken: Sequence[Taken], share: float, budget: int) -> str:
         said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken if one.low)
         hint = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
         if sum(one.low for one in taken) >= self._gpu.memory:
@@ -156,7 +162,7 @@ class ServingEngine:
             f"KV cache after {said}: {hint}"
         )
 
-    def _kinds(self, read: Read) -> tuple[Layers, ...]:
+    def _group_layers(self, read: Read) -> tuple[Layers, ...]:
         size = probe.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
@@ -164,9 +170,10 @@ class ServingEngine:
             windows = (None,) * len(windows)
         return probe.kinds(read.kept, windows, latent, size / read.element)
 
-    def _capacities(
+    def _calculate_capacities(
         self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
+        """Return the cache's capacity at both ends of its size, block tokens and bytes."""
         if self._rules is vllm:
             block = int(self._given.get("block_size", vllm.BLOCK))
             groups = vllm.groups(kinds, block, self.size.tokens)
@@ -180,7 +187,7 @@ class ServingEngine:
         return least, most, pools.page, pools.page_bytes
 
 
-def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
+def _make_item(part: Span, share: float, name: str = CONTEXT) -> Taken:
     return Taken(
         name=name,
         low=int(part.low * share),
@@ -190,7 +197,7 @@ def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
 
 
 def make_prediction(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
-    """Return the prediction for an engine, from the prediction of the traced pass."""
+    """Return the prediction of an engine's memory, from the traced forward pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
     components = dict.fromkeys(base.components, 0)
@@ -244,8 +251,6 @@ def _describe_rules(serving: Serving) -> tuple[str, ...]:
         for kind in serving.kinds
     )
     said = [
-        f"{title} {serving.version} was not run: the rules in its source are applied to the model "
-        "in transformers",
         f"each token takes {each:,} bytes of KV cache, in {layers}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights as in transformers, in the plan's precision",

@@ -1,12 +1,12 @@
 """Finds a training configuration in a folder, or the scripts that train; nothing in it is run."""
 
+import ast
 import os
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from memcalc import dialects
-from memcalc.budgets.detect import script
 from memcalc.dialects import (
     Recipe,
     accelerate,
@@ -22,15 +22,15 @@ from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 _MOST_FILES = 500
-_ENDINGS = (*dialects.ENDINGS, ".py")
 _KINDS = tuple(
     one.NAME for one in (axolotl, llamafactory, torchtune, trl, swift, trainer, accelerate)
 )
 """The most telling first."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def search(folder: Path) -> list[Recipe]:
-    """Find every training configuration of a folder, the most telling kind first.
+    """Find every training configuration file in a folder, the most specific dialect first.
 
     Only the folder itself is read, not what is below it.
 
@@ -39,9 +39,10 @@ def search(folder: Path) -> list[Recipe]:
     """
     found: list[Recipe] = []
     refused: list[UsageError] = []
-    for path in sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)[:_MOST_FILES]:
+    files = sorted(path for path in folder.iterdir() if path.suffix in dialects.ENDINGS)
+    for path in files[:_MOST_FILES]:
         try:
-            one = _read(path)
+            one = _read_if_known(path)
         except UsageError as error:
             refused.append(error)
             continue
@@ -55,17 +56,36 @@ def search(folder: Path) -> list[Recipe]:
 
 
 def scripts(folder: Path) -> list[Path]:
-    """Find scripts that train, of a folder and of the folders in it; they are read, not run."""
+    """Find Python files of a folder and its subfolders that train, by parsing them."""
     files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("[!.]*/*.py"))]
     return [
         path.relative_to(folder)
         for path in files[:_MOST_FILES]
-        if not path.name.startswith("test_") and (text := _text(path)) and script.trains(text)
+        if not path.name.startswith("test_") and (text := _read_script(path)) and trains(text)
     ]
 
 
-def _text(path: Path) -> str:
-    """Return the text of a script; empty where it cannot be read."""
+def trains(text: str) -> bool:
+    """Tell whether a script can be started and trains, by ``backward()`` or by some Trainer."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    started: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
+    if any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in started):
+        started = [tree]
+    calls = (node for part in started for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _read_script(path: Path) -> str:
+    """Return the text of a script, or "" if it cannot be read."""
     # A pipe in the folder would be waited for.
     if not os.path.isfile(path):
         return ""
@@ -76,28 +96,25 @@ def _text(path: Path) -> str:
 
 
 def read(path: Path) -> Recipe:
-    """Read one configuration.
+    """Read a configuration file or a script with TrainingArguments as a recipe.
 
     Raises:
         UsageError: it cannot be read, it is none that is known, or memcalc does not answer it.
     """
     if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.")
-    found = _read(path)
+    if path.suffix == ".py":
+        raise UsageError(f"{path} is a script: type memcalc init -- python {path}.")
+    found = _read_if_known(path)
     if found is None:
         raise UsageError(
-            f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}, or a "
-            "script that calls TrainingArguments."
+            f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}."
         )
     return found
 
 
-def _read(path: Path) -> Recipe | None:
-    """Read a script or a recipe; None: it is neither."""
-    if path.suffix == ".py":
-        text = _text(path)
-        found = script.read(text, path) if text else None
-        return replace(found, file=path.name) if found is not None else None
+def _read_if_known(path: Path) -> Recipe | None:
+    """Return the recipe in a file, or None if it holds none."""
     if path.suffix not in dialects.ENDINGS or not os.path.isfile(path):
         return None
     try:
@@ -113,7 +130,7 @@ def _read(path: Path) -> Recipe | None:
 
 
 def merge(main: Recipe, more: Recipe) -> Recipe:
-    """Add what a second file knows and the first does not."""
+    """Add to the first recipe the settings that only the second one has."""
     known = main.settings
     if more.settings.get("parallel") not in (None, known.get("parallel")):
         # Arguments of another wrapper than the one that is launched have no meaning.

@@ -67,44 +67,45 @@ POOLED = (
 ``is_hybrid_swa_model``); of all others every layer keeps all tokens."""
 
 
-def _tier(gpu: Gpu) -> tuple[int, int]:
-    return next((tokens, batch) for below, tokens, batch in _TIERS if _total(gpu) < below)
+def _find_tier(gpu: Gpu) -> tuple[int, int]:
+    """Return SGLang's default chunk size and graph batch for a GPU's memory."""
+    return next((tokens, batch) for below, tokens, batch in _TIERS if _total_mib(gpu) < below)
 
 
-def _total(gpu: Gpu) -> float:
+def _total_mib(gpu: Gpu) -> float:
     """Return the GPU's memory in MiB, as nvidia-smi reports it."""
     return (gpu.nvml_memory or gpu.memory) / MIB
 
 
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
-    """The largest pass: a chunk of one prompt."""
+    """Return the size of SGLang's largest pass: one chunk of a prompt."""
     del longest
-    return Size(sequences=1, tokens=given.get("chunked_prefill_size", _tier(gpu)[0]), limit=1)
+    return Size(sequences=1, tokens=given.get("chunked_prefill_size", _find_tier(gpu)[0]), limit=1)
 
 
 def share(given: dict[str, Any], gpu: Gpu, *, latent: bool = False) -> float:
-    """Return the share of the free memory that weights and cache take."""
+    """Return the share of GPU memory that SGLang takes for weights and KV cache."""
     if SETTING in given:
         return float(given[SETTING])
     tokens = largest(given, gpu, None).tokens
     held = _META + max(tokens, 2048) * _TOKEN + _SLACK
     if not given.get("disable_cuda_graph"):
         batch = min(
-            given.get("cuda_graph_max_bs", _tier(gpu)[1]),
+            given.get("cuda_graph_max_bs", _find_tier(gpu)[1]),
             given.get("max_running_requests", 1 << 30),
         )
         held += batch * _GRAPH_BATCH
         sizes = (*_PREFILL_GRAPHS, *range(4608, tokens + 1, 512))
         captured = sum(size <= tokens for size in sizes) * _PREFILL_GRAPH
         held += _MLA_GRAPHS if latent else captured
-    total = _total(gpu)
+    total = _total_mib(gpu)
     if total > _LARGE:
         held = max(held, _LEAST_OF_LARGE)
     return round((total - held) / total, 3)
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool for layers that look back on all tokens, and one for those with a window."""
+    """The KV cache's two pools: of full-attention and of sliding-window layers."""
 
     full: int
     """Bytes of a token in all of the first."""
@@ -127,7 +128,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
-    """Return the pools into which SGLang divides its cache.
+    """Return the pools into which SGLang divides its KV cache: full and sliding window.
 
     Raises:
         EstimateError: layers have windows of different sizes.
@@ -145,7 +146,7 @@ def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
 
 
 def capacity(found: Pools, size: int, length: int, longest: int, most: int | None) -> Capacity:
-    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
+    """Return how many tokens and sequences a KV cache of ``size`` bytes holds."""
     tokens = int(max(size, 0) // found.cell) // found.page * found.page
     behind = tokens
     if found.full and found.window:
