@@ -125,6 +125,7 @@ ENVIRONMENT: dict[str, tuple[int, str, str]] = {
         0, "", "mkdir дом; mv train.py дом; cd дом; {run}; code=$?; mv train.py ..; cd ..; "
         "rm -r дом; exit $code",
     ),
+    "logs that PyTorch does not know": (3, "", "TORCH_LOGS=bogus {run}"),
     "a fault handler": (0, "import faulthandler; faulthandler.enable(); step()", "{run}"),
 }  # fmt: skip
 """By name: the exit code, the rest of the script, and what a shell is told."""

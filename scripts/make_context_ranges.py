@@ -291,8 +291,8 @@ def _by_multiprocessors(gpu: Gpu, readings: Sequence[Reading], own: int) -> Span
         low=min(r.low * here // count for r, count in pairs),
         likely=int(statistics.median(r.middle / count for r, count in pairs) * as_large),
         high=max(-(-r.high * as_large // count) for r, count in pairs),
-        source=f"per multiprocessor, {len(readings)} readings of this part on "
-        f"{_models(readings)} GPUs, {own or 'none'} of its kind",
+        source=f"per multiprocessor, {len(readings)} such readings on {_models(readings)} GPUs"
+        + (f", {own} of its kind" if own else ""),
     )
 
 

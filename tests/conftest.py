@@ -44,8 +44,7 @@ def pytest_configure(config):
     """
     if hasattr(config, "workerinput"):
         return
-    from memcalc.children.client import WARM, ForkServer, launch
-    from memcalc.errors import MemcalcError
+    from memcalc.children.client import WARM, launch
     from memcalc.estimation.engine import KIND
 
     _compile()
@@ -60,10 +59,16 @@ def pytest_configure(config):
             config.stash[_WARM].append(launch(door, {**os.environ, **quiet}, 2))
     os.environ[WARM] = name
     for kind in ("", KIND):
-        server = ForkServer(MemcalcError, os.environ, kind=kind)
-        request = ("tests.preload", "preload", {})
-        how = {"args": request, "kwargs": {"hint": (kind,)}}
-        threading.Thread(target=server.ask, daemon=True, **how).start()
+        threading.Thread(target=_preload, args=(kind,), daemon=True).start()
+
+
+def _preload(kind):
+    from memcalc.children.client import ForkServer
+    from memcalc.errors import MemcalcError
+
+    # A session of few tests ends before this does.
+    with contextlib.suppress(MemcalcError), ForkServer(MemcalcError, os.environ, kind=kind) as own:
+        own.ask("tests.preload", "preload", {}, hint=(kind,))
 
 
 def _compile():

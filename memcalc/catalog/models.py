@@ -282,7 +282,9 @@ def config_file(name: str, revision: str | None = None) -> Path:
     except errors.HFValidationError:
         raise NotOnHubError("a model on the hub is named OWNER/MODEL") from None
     except Exception as error:  # The hub's client does not catch errors of its transport.
-        raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
+        file = getattr(error, "filename", None)
+        why = f"{file} cannot be used: {untrusted_values.reason(error)}" if file else ""
+        raise NotOnHubError(why or f"the hub answered {type(error).__name__}") from None
 
 
 def is_reachable(name: str, revision: str | None) -> bool:

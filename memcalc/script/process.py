@@ -57,8 +57,10 @@ try:
     protect(shared)
     try:
         from memcalc.script.child import main
-    except ImportError as error:
-        failure.leave(shared, f"PyTorch cannot be loaded: {error}.")
+    except Exception as error:
+        # A variable such as TORCH_LOGS that PyTorch does not understand is a ValueError.
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        failure.leave(shared, f"PyTorch cannot be loaded: {said}.")
         sys.exit(1)
     main(shared)
 except KeyboardInterrupt:

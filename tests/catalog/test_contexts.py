@@ -96,7 +96,7 @@ def test_two_readings_show_no_spread_so_that_of_all_gpus_is_taken(known):
     known(BARE, reading("T4", 80), reading("T4", 120), reading("A100-40GB", 540))
     span = total_of(gpus.find("t4"))
     assert limits(span) == (80, 120, 200)
-    assert span.source == "per multiprocessor, 3 readings of this part on 2 GPUs, 2 of its kind"
+    assert span.source == "per multiprocessor, 3 such readings on 2 GPUs, 2 of its kind"
 
 
 def test_a_gpu_smaller_than_any_that_was_read_is_not_taken_to_hold_less_than_those(known):

@@ -376,8 +376,6 @@ def test_a_screen_tries_no_remedy_that_saves_little_or_trains_something_else(exp
     asked = []
 
     class Asked(Scales):
-        side_by_side = 1
-
         def each(self, stages):
             asked.extend(one.key for (one,) in stages)
             return super().each(stages)
@@ -410,11 +408,6 @@ def test_a_batch_that_is_too_large_is_cut_with_few_runs():
                 )
                 runs.add((others, *(tuple(changes.items()) for changes in cut)))
             return super().each(stages)
-
-        def most_saved(self, remedies):
-            return (1 << 20) if any(one.key == "accumulate" for one in remedies) else 0
-
-        side_by_side = 1
 
     plan = Plan(model="m", batch=64)
     rows = [one for one in REMEDIES if one.key in ("expandable", "accumulate")]
