@@ -44,8 +44,6 @@ def install(patches: Patches, follower: Follower) -> None:
     for name in _MATH.split():
         if hasattr(math, name):
             patches.wrap(math, name, _keep_mark)
-    for name in ("tensor", "as_tensor", "full"):
-        patches.wrap(torch, name, _make_tensor)
     for name in ("dump", "dumps"):
         # The encoder in C asks no number for its text.
         patches.wrap(json, name, _write)
@@ -54,6 +52,12 @@ def install(patches: Patches, follower: Follower) -> None:
     for package, names in _TABLES.items():
         for name in names:
             patches.wrap_later(package, name, _take)
+
+
+def follow_tensors(patches: Patches) -> None:
+    """Mark tensors that are made of made-up numbers: called when there is one."""
+    for name in ("tensor", "as_tensor", "full"):
+        patches.wrap(torch, name, _make_tensor)
 
 
 def _leave() -> None:

@@ -61,10 +61,12 @@ class Reads:
         self._endless: dict[str, int] = {}
         """The decisions in a row after which a line's loop ends, if it has once."""
         self._thread = threading.local()
+        self._follow_tensors: Callable[[], None] | None = None
 
     def install(self, patches: Patches) -> None:
         """Patch ``item`` and similar methods to mark the unknown numbers that they read."""
         marked.install(patches, self)
+        self._follow_tensors = functools.partial(marked.follow_tensors, patches)
         for name in ("item", "__bool__", "tolist"):
             patches.set(torch.Tensor, name, self._wrap_reader(getattr(torch.Tensor, name)))
         for name in ("numpy", "__array__"):
@@ -222,6 +224,9 @@ class Reads:
         """Return a value that was read, marked as made up; a boolean is a decision."""
         if isinstance(found, bool):
             return self.decide(found, frame)
+        if self._follow_tensors is not None:
+            self._follow_tensors()
+            self._follow_tensors = None
         if tensor.dtype is torch.bool:
             self.choose()
         elif not tensor.is_floating_point():

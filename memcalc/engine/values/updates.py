@@ -24,9 +24,11 @@ _STATISTICS = ("running_mean", "running_var")
 _WRITERS = """
 native_batch_norm cudnn_batch_norm batch_norm_update_stats batch_norm_gather_stats
 batch_norm_gather_stats_with_counts addmm_ addmv_ elu_ gelu_ silu_ mish_ leaky_relu_ threshold_
-hardswish_ hardsigmoid_ rrelu_with_noise_
+hardswish_ hardsigmoid_ rrelu_with_noise_ _foreach_lerp_
 """.split()
-"""Operators with one kernel that writes to given tensors, and that the table of rules lacks."""
+"""Operators with one kernel that writes to given tensors, and that the table of rules lacks.
+
+Of those over lists, which are dear to follow in each optimizer step, the one of moving averages."""
 _COUNTS_STEPS = (("_foreach_add_", "Scalar"), ("_foreach_add_", "Tensor"))
 _TRITON = "torch._higher_order_ops.triton_kernel_wrap"
 _INDUCTOR = "torch._inductor.runtime.triton_heuristics"
@@ -58,15 +60,11 @@ class Updates:
         for base, overload in _COUNTS_STEPS:
             add = getattr(getattr(torch.ops.aten, base), overload)
             library.impl(f"{base}.{overload}", functools.partial(self._count_steps, add), key)
-        for name in _C._dispatch_get_all_op_names():
-            space, _, rest = name.partition("::")
-            base, _, overload = rest.partition(".")
-            foreach = base.startswith("_foreach_") and base.endswith("_")
-            if space != "aten" or not (foreach or base in _WRITERS) or base == "_foreach_zero_":
-                continue
-            if (base, overload) not in _COUNTS_STEPS:
-                op = getattr(getattr(torch.ops.aten, base), overload or "default")
-                library.impl(rest, self._wrap_writer(op), key)
+        for base in _WRITERS:
+            packet = getattr(torch.ops.aten, base, None)
+            for overload in packet.overloads() if packet is not None else ():
+                op = getattr(packet, overload)
+                library.impl(op.name().partition("::")[2], self._wrap_writer(op), key)
 
     def _wrap_writer(self, op: Any) -> Any:
         """Return a kernel that runs an operator, and marks what it wrote as unknown."""
