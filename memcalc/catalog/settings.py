@@ -105,25 +105,12 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingError("recipe", f"{recipe.file}: {error}") from None
     if typed.get("inference") or typed.get("generate"):
         base = {key: one for key, one in base.items() if key not in _TRAINING_FIELDS}
-    if typed.get("parallel") not in (None, base.get("parallel")):
-        base.pop("parallel_args", None)
-    if "optim" in typed:
-        base.pop("optim_args", None)
     typed = apply_preset({"parallel": base.get("parallel"), **typed})
+    _drop_dependent(base, typed)
     for name in ("parallel_args", "optim_args"):
         if name in typed and name in base:
             typed[name] = {**base[name], **dict(FIELDS[name].check(typed[name]))}
     typed = {key: one for key, one in typed.items() if one is not None}
-    in_4bit = str(typed.get("quant", "nf4")).startswith(("nf4", "fp4"))
-    if not in_4bit:
-        base.pop("bnb_4bit_compute_dtype", None)
-    for name, off, depends in (
-        ("quant", "none", "kbit_prepare"),
-        ("lora", "none", "autocast_adapter_dtype"),
-        ("checkpointing", False, "use_reentrant"),
-    ):
-        if typed.get(name) == off:
-            base.pop(depends, None)
     joined, notes = simplify_layout({**base, **typed})
     if not joined.get("model"):
         raise SettingError(
@@ -138,6 +125,23 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     if missing := (*joined.get("unread", ()), *unread, *notes):
         joined["unread"] = missing
     return joined
+
+
+def _drop_dependent(base: dict[str, Any], typed: Mapping[str, Any]) -> None:
+    """Drop a recipe's settings that depend on one that is typed otherwise."""
+    if typed.get("parallel") not in (None, base.get("parallel")):
+        base.pop("parallel_args", None)
+    if "optim" in typed:
+        base.pop("optim_args", None)
+    if not str(typed.get("quant", "nf4")).startswith(("nf4", "fp4")):
+        base.pop("bnb_4bit_compute_dtype", None)
+    for name, off, depends in (
+        ("quant", "none", "kbit_prepare"),
+        ("lora", "none", "autocast_adapter_dtype"),
+        ("checkpointing", False, "use_reentrant"),
+    ):
+        if typed.get(name) == off:
+            base.pop(depends, None)
 
 
 def _note_recipe(recipe: Recipe) -> tuple[str, ...]:

@@ -48,11 +48,7 @@ def verb(
     def make_command(function: Callable[..., None]) -> Command:
         name = function.__name__
         name = function.__module__.rpartition(".")[2] if name == "command" else name
-        asked = {one.name: one for one in _parameters(function)}
-        writes = "output" in asked and asked["output"].annotation is Output
-        if writes:
-            del asked["output"]
-            asked |= {one.name: one for one in _OUTPUT}
+        asked, writes = _expand_output(function)
         own = {key: _declare_option(name, one) for key, one in asked.items()}
         plan = _make_plan_parameters() if own.pop("settings", None) is not None else []
         added = [_declare_option(name, _make_flag("offline"))] if fetches else []
@@ -79,9 +75,8 @@ def verb(
         # The verb's own come first in help.
         _set_parameters(run, [*shown, *(switch.declare() for switch in switches)])
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        words = inspect.getdoc(function)
+        words, epilog = inspect.getdoc(function), "\n".join(examples)
         context = HELP | (_AS_TYPED if starts_command else {})
-        epilog = "\n".join(examples)
         single.command(cls=Command, help=words, epilog=epilog, context_settings=context)(run)
         command = typer.main.get_command(single)
         assert isinstance(command, Command)
@@ -125,6 +120,16 @@ def _read_switches() -> Iterable[_Switch]:
 
 def _parameters(function: Callable[..., None]) -> Iterable[Parameter]:
     return inspect.signature(function, eval_str=True).parameters.values()
+
+
+def _expand_output(function: Callable[..., None]) -> tuple[dict[str, Parameter], bool]:
+    """Return a function's parameters, an ``Output`` as its options, and whether it has one."""
+    asked = {one.name: one for one in _parameters(function)}
+    writes = "output" in asked and asked["output"].annotation is Output
+    if writes:
+        del asked["output"]
+        asked |= {one.name: one for one in _OUTPUT}
+    return asked, writes
 
 
 def _value_by_type(parameter: Parameter) -> Value:

@@ -26,7 +26,7 @@ from memcalc.script.imports import check_imports
 from memcalc.script.opened import Opened
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
-from memcalc.script.records import Command, Ending
+from memcalc.script.records import Command, Ending, Way
 from memcalc.script.serving import find_server, simulate_server
 
 
@@ -69,16 +69,13 @@ def simulate(
     each = {rank: _rerun_without_limit(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()
-        each[rank] = both_ways(
-            one,
-            lambda way: run.ranks(
-                limited=gpu is not None,
-                again=True,
-                way=way,
-                rank=None if ran.answers is None else rank,
-            ).found[rank],
-            time.monotonic() - began,
-        )
+        alone = None if ran.answers is None else rank
+
+        def again(way: Way) -> Simulated:
+            ran_again = run.ranks(limited=gpu is not None, again=True, way=way, rank=alone)
+            return ran_again.found[rank]
+
+        each[rank] = both_ways(one, again, time.monotonic() - began)
     found = each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
     if found.traced is not None:
         keep(found.traced)

@@ -133,7 +133,7 @@ def test_without_a_gpu_the_first_run_of_a_suite_says_so_for_all(memcalc, tmp_pat
     [
         (("-o", "missing/out.json"), "Cannot write"),
         (("-o", "."), "Cannot"),
-        (("-o", "zoo.py"), "not JSON"),
+        (("-o", "zoo.py"), "another Python file"),
         (("--steps", "1"), "from 2 to"),
         (("--timeout", "nan"), "above 0"),
         (("--device", "tpu"), "one of cuda, cpu"),

@@ -49,11 +49,7 @@ def defer(
     Returns:
         True if it is deferred. A small one with known numbers alone is not.
     """
-    if type(out) is not torch.Tensor or not out.is_cuda or not out.is_floating_point():
-        return False
-    if not 0 < out.numel() <= most or not out.is_contiguous():
-        return False
-    if torch.cuda.is_current_stream_capturing():
+    if not _can_wait(out, most) or torch.cuda.is_current_stream_capturing():
         return False
     depth, made_up = 0, False
 
@@ -66,8 +62,7 @@ def defer(
         return found
 
     try:
-        late_args = map_tensors(args, wait)
-        late_kwargs = map_tensors(kwargs, wait) if kwargs else kwargs
+        late_args, late_kwargs = map_tensors(args, wait), map_tensors(kwargs, wait)
     except _CannotWaitError:
         return False
     if not made_up and most == SMALL:
@@ -81,12 +76,18 @@ def defer(
         return made.contiguous()
 
     if most > SMALL:
-        # Each holds a copy of its condition: those of freed masks go first.
-        numbers.unknown.forget_freed()
+        numbers.unknown.forget_freed()  # Each holds a copy of its condition.
     numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=made_up)
     if depth >= _DEEPEST:
         numbers.settle(out)
     return True
+
+
+def _can_wait(out: Any, most: int) -> bool:
+    """Return True for a contiguous float tensor on the GPU of 1 to ``most`` elements."""
+    if type(out) is not torch.Tensor or not out.is_cuda or not out.is_floating_point():
+        return False
+    return 0 < out.numel() <= most and out.is_contiguous()
 
 
 def _resolve(value: Any) -> Any:

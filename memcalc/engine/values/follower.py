@@ -329,7 +329,7 @@ class Values:
                 if not self.state(each):
                     self._numbers.unknown.write(each)
         with contextlib.suppress(Exception):
-            view = functools.partial(self._view_on_host, written) if written else self.host
+            view = functools.partial(self._numbers.host_argument, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
@@ -339,12 +339,6 @@ class Values:
                 if not keeps and each.is_cuda:
                     self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
-
-    def _view_on_host(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor in place of an argument, for a run of the operator on the host."""
-        if tensor.is_cuda and any(tensor is one for one in written):
-            return cpu_view(tensor)
-        return self._numbers.host(tensor)
 
     def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run a comparison, and write its result if one holds for all unknown numbers."""

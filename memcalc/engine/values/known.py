@@ -165,6 +165,12 @@ class Numbers:
         self._copied = StorageWeakRef(tensor.untyped_storage()), state, copy
         return copy
 
+    def host_argument(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor in place of an argument; over its own memory if it is written."""
+        if tensor.is_cuda and any(tensor is one for one in written):
+            return cpu_view(tensor)
+        return self.host(tensor)
+
     def write_result(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
         """Write a result computed on the host to the memory of the operator's own result.
 
@@ -174,9 +180,10 @@ class Numbers:
             if one.is_cuda and one.numel() and one.shape == other.shape:
                 # New memory is zero, and pages that stay zero cost nothing.
                 if one.numel() <= TIMED or _has_some(other):
-                    cpu_view(one).copy_(other)
+                    self.time_call(one.numel(), cpu_view(one).copy_, other)
                 if finite and made_up:
-                    self.make_finite(cpu_view(one), Place.from_tensor(one))
+                    place = Place.from_tensor(one)
+                    self.time_call(one.numel(), self.make_finite, cpu_view(one), place)
                 self.mark(one, made_up)
 
     def make_finite(self, numbers: torch.Tensor, place: Place) -> None:
@@ -230,7 +237,13 @@ class Numbers:
     def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function in one thread, and subtract its time from the budget for large tensors.
 
-        ``most``: elements of the largest tensor.
+        The threads of OpenMP spin for a while after each call, which costs more than they save.
+
+        Args:
+            most: elements of the largest tensor.
+            compute: the function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
         """
         if most <= _ALONE:
             return compute(*args, **kwargs)
