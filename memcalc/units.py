@@ -83,7 +83,8 @@ def signed_bytes(change: int) -> str:
 def format_count(count: int) -> str:
     """Return a parameter count as text: ``66M``, ``1.5B``."""
     for factor, letter in ((10**9, "B"), (10**6, "M")):
-        if count >= factor:
+        # What would round to 1,000 of one letter is 1 of the next.
+        if count >= 0.9995 * factor:
             return f"{count / factor:.3g}{letter}"
     return str(count)
 
