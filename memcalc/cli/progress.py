@@ -69,11 +69,12 @@ class Steps:
 
         def see(so_far: T) -> None:
             known[:] = [so_far]
-            for row in rows(so_far):
+            current = list(rows(so_far))
+            for row in current:
                 if row not in shown:
                     shown.add(row)
                     self.row(row)
-            self.at(len(shown), total)
+            self.at(len(current), total)
 
         try:
             return find(see), False
