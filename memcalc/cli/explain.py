@@ -48,8 +48,8 @@ def command(
         return
     if words:
         raise UsageError(
-            "Scripts are run by simulate: type memcalc simulate -o run.json -- python train.py, "
-            "then memcalc explain last."
+            "Only a log takes a command. Scripts are run by simulate: type memcalc simulate -- "
+            "python train.py, then memcalc explain last."
         )
     plans, kept = _read_plans(settings)
     plans = plans or [make_plan(settings, "memcalc explain answers for")]
