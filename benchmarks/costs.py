@@ -95,17 +95,21 @@ WAITS = {"fit": 4, "fit --gpus": 5, "explain": 5, "suggest": 7, "suggest, 8 GPUs
 FIRST_ROW = 1.5
 """How many times as long as that the first row may take."""
 _ASK = """
-import json, resource, sys, time
+import importlib, json, re, resource, sys, time
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 verb, plan = sys.argv[1], make(json.loads(sys.argv[2]))
 runs, rows, run = [], [], engine._run
 def count(*words, **request):
-    runs.append(words)
+    runs.extend([words] * (not request.get("inventory")))
     return run(*words, **request)
 engine._run = count
-how = {"use_cache": False, "seen": lambda so_far: rows.append(time.perf_counter() - begin)}
+def note_rows(so_far):
+    shown = {"fit": "fitted", "explain": "explained", "suggest": "suggested"}
+    report = importlib.import_module("memcalc.report." + shown[re.match("[a-z]+", verb)[0]])
+    rows.extend([time.perf_counter() - begin] * any(report.row_words(so_far)))
+how = {"use_cache": False, "seen": note_rows}
 begin = time.perf_counter()
 if verb == "estimate":
     Answers(use_cache=False).predict_one(plan)

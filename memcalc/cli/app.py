@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -61,8 +62,9 @@ class _Reader(NamedTuple):
 def read_plainly(params: list[Any]) -> list[Any]:
     """Let parsers read the values of parameters, where this release of typer asks pydantic."""
     for param in params:
-        if hasattr(param, "_runtime_param"):
-            param._runtime_param = _Reader(param.type_descriptor.parameter_info.parser)
+        if hasattr(param, "get_runtime_param"):
+            parse = param.type_descriptor.parameter_info.parser
+            param.get_runtime_param = partial(_Reader, parse)
     return params
 
 

@@ -27,7 +27,7 @@ from memcalc.records.prediction import Prediction
 def command(
     before: str,
     now: str,
-    top: int = 12,
+    top: int = 8,
     format: str | None = None,
     output: Path | None = None,
     no_cache: bool = False,

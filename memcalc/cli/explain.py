@@ -4,16 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec.structs import replace
 
 from memcalc.advice.explain.explain import explain_plan
+from memcalc.advice.explain.failed_request import align
 from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.output import Output, put, width
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
-from memcalc.cli.saved import check_alone, locate, plans_in, read_result, traced_in
+from memcalc.cli.saved import check_alone, keep_last, locate, plans_in, read_result, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.kept import Traced
+from memcalc.records.oom_text import OomText
 from memcalc.records.plan import Plan
 from memcalc.report.explained import HELPFUL, row_words
 
@@ -23,24 +26,31 @@ from memcalc.report.explained import HELPFUL, row_words
     "memcalc explain gpt2 --under '8 GiB'",
     "memcalc explain gpt2 --no-remedies --plot",
     "memcalc explain oom.txt",
+    "memcalc explain oom.txt -- python train.py",
 )
 def command(
     settings: dict[str, Any],
     output: Output,
+    words: list[str] | None = None,
     under: int | None = None,
     depth: int | None = None,
-    top: int = 12,
+    top: int = 8,
     remedies: bool = True,
     plot: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys.
 
-    In place of MODEL: a result file, last (the last simulated run), or a log with PyTorch's
+    In place of MODEL: a result file, last (the last simulated run here), or a log with PyTorch's
     out-of-memory error, such as oom.txt.
     """
-    if _explain_oom_text(settings, output):
+    if _explain_oom_text(settings, output, words or []):
         return
+    if words:
+        raise UsageError(
+            "Only a log takes a command. Scripts are run by simulate: type memcalc simulate -- "
+            "python train.py, then memcalc explain last."
+        )
     plans, kept = _read_plans(settings)
     plans = plans or [make_plan(settings, "memcalc explain answers for")]
     if len(plans) > 1:
@@ -73,8 +83,11 @@ def command(
         raise typer.Exit(1)
 
 
-def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
-    """Explain a log with PyTorch's out-of-memory error; return False if none is named."""
+def _explain_oom_text(settings: dict[str, Any], output: Output, words: list[str]) -> bool:
+    """Explain a log with PyTorch's out-of-memory error; return False if none is named.
+
+    ``words``: the command that wrote it, to be simulated.
+    """
     from memcalc.files.oom_text import LOGS, is_oom_text, read
 
     path = Path(str(settings.get("model") or ""))
@@ -82,9 +95,28 @@ def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
         raise UsageError(f"There is no file {path}: save PyTorch's out-of-memory error in it.")
     if path.suffix not in LOGS and not is_oom_text(path):
         return False
-    check_alone(settings)
-    output.choose_format("out-of-memory").deliver(read(path))
+    check_alone({**settings, "gpu": None} if words else settings)
+    out, found = output.choose_format("out-of-memory"), read(path)
+    if words:
+        run = _simulate_again(found, words, settings.get("gpu"))
+        found = replace(found, run=align(found, run))
+    out.deliver(found)
     return True
+
+
+def _simulate_again(found: OomText, words: list[str], gpu: str | None) -> Traced:
+    """Simulate the command that ran out of memory, on its GPU where one alone has its size."""
+    from memcalc.cli.simulate import exit_without_gpu_use
+    from memcalc.report.oom_text import list_cards
+    from memcalc.script.simulate import make_plan as make_command
+    from memcalc.script.simulate import simulate
+
+    cards = [gpu] if gpu is not None else list_cards(found)
+    run = simulate(make_command(words, gpu=cards[0] if len(cards) == 1 else None))
+    if run.traced is None:
+        exit_without_gpu_use(run.ending)
+    keep_last(run.traced)
+    return run.traced
 
 
 def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:

@@ -12,6 +12,7 @@ from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
 from memcalc.catalog.settings import merge_recipe
+from memcalc.cli.command import say
 from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.progress import progress
 from memcalc.dialects import Recipe, accelerate
@@ -57,6 +58,8 @@ def command(
             settings = merge_recipe(found, settings)
             found = replace(found, unread=settings.get("unread", ()))
         prediction = _estimate_plan(settings, method)
+        if found is not None and source is None:
+            _tell_left_out(found)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
     _publish(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
@@ -77,6 +80,18 @@ def _find_scripts() -> list[Path]:
     if any("model" in found.settings for found in detect.search(Path.cwd())):
         return []
     return detect.scripts(Path.cwd())
+
+
+def _tell_left_out(taken: Recipe) -> None:
+    """Print which recipes and scripts of this folder get no run, beside the recipe that does."""
+    recipes = [one.file for one in detect.search(Path.cwd()) if "model" in one.settings]
+    found = (*recipes, *map(str, detect.scripts(Path.cwd())))
+    left = [one for one in found if one not in taken.file.split(" and ")]
+    if left:
+        say(
+            f"memcalc: {TARGET} has no run of {', '.join(left)}: add a [runs.NAME] for each, with "
+            'recipe = "FILE" or command = "python FILE".'
+        )
 
 
 def _simulate_command(words: list[str], settings: dict[str, Any]) -> Prediction:

@@ -69,11 +69,12 @@ class Steps:
 
         def see(so_far: T) -> None:
             known[:] = [so_far]
-            for row in rows(so_far):
+            current = list(rows(so_far))
+            for row in current:
                 if row not in shown:
                     shown.add(row)
                     self.row(row)
-            self.at(len(shown), total)
+            self.at(len(current), total)
 
         try:
             return find(see), False
@@ -126,9 +127,14 @@ class _Logged(Steps):
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self._begun = time.monotonic()
+        self._row = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._print_regularly, daemon=True)
         self._thread.start()
+
+    def row(self, text: str) -> None:
+        """Keep the newest part of the answer for the next line."""
+        self._row = f"; {text}"
 
     def end(self) -> None:
         """Stop the thread that prints."""
@@ -142,7 +148,8 @@ class _Logged(Steps):
 
     def _print_regularly(self) -> None:
         while not self._over.wait(EVERY):
-            say(f"memcalc: {self.what}: {time.monotonic() - self._begun:.0f} s{self.known}")
+            seconds = f"{time.monotonic() - self._begun:.0f} s"
+            say(f"memcalc: {self.what}: {seconds}{self.known}{self._row}")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Result files that are named on the command line."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ def keep_last(found: Traced) -> Path | None:
 
 
 def _last_path() -> Path:
-    return cache.folder() / "last.json"
+    """Return the file of this folder's last run: another checkout has a last run of its own."""
+    here = hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()
+    return cache.folder() / f"{here[:32]}.json"
 
 
 def read_result(model: object) -> dict[str, Any] | None:
@@ -43,7 +46,9 @@ def read_result(model: object) -> dict[str, Any] | None:
     if path.suffix == ".pickle" and os.path.isfile(path):
         raise UsageError(f"{model} is a memory snapshot: type memcalc show {model}.")
     if path == _last_path() and not path.exists():
-        raise UsageError("No run is kept as the last: type memcalc simulate -- python train.py.")
+        raise UsageError(
+            "No run of this folder is kept as the last: type memcalc simulate -- python train.py."
+        )
     if model is None or path.suffix != ".json" or not os.path.isfile(path):
         return None
     try:

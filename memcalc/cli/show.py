@@ -19,7 +19,7 @@ _SNAPSHOTS = (".pickle", ".pkl")
 def command(
     file: Path,
     output: Output,
-    top: int = 12,
+    top: int = 8,
     alloc_conf: list[str] | None = None,
     gpu: str | None = None,
     device: int = 0,

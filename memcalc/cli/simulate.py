@@ -74,7 +74,7 @@ def command(
         out.deliver([found.served])
         return
     if found.traced is None:
-        _exit_without_gpu_use(found.ending)
+        exit_without_gpu_use(found.ending)
     _deliver(found.traced, out)
     _print_outcome(found.ending)
     raise typer.Exit(found.ending.code)
@@ -122,7 +122,7 @@ def _prepare_environment(python: str | None, torch: str | None, vllm: str | None
     return python
 
 
-def _exit_without_gpu_use(ending: Ending) -> NoReturn:
+def exit_without_gpu_use(ending: Ending) -> NoReturn:
     """Print why a script put nothing on the GPU and what to type, and exit or raise."""
     _print_outcome(ending, figures=False)
     elsewhere = _suggest_next_command(ending)

@@ -89,11 +89,14 @@ def estimate(
         gradients=sum(p.bytes for p in updated),
     )
     live = _activation_bytes(plan, source, inventory)
-    levels, parts = _sum_phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
+    scratch = _step_temporaries(choice, updated)
+    levels, parts = _sum_phases(plan, live, kept=kept, scratch=scratch)
     top = max(levels, key=levels.__getitem__)
-    # This verdict needs no replay: the bytes that every step holds exceed the GPU.
+    # This verdict needs no replay: the bytes that every step holds exceed the GPU. A foreach step
+    # has its whole list of temporaries beside them.
+    least = sum(astuple(kept)) + (scratch if choice.kind == "foreach" else 0)
     device = make_device(gpu) if gpu is not None else None
-    fit = cannot_fit(sum(astuple(kept)), device) if device is not None else None
+    fit = cannot_fit(least, device) if device is not None else None
     assumptions: tuple[str, ...] = (
         f"{plan.batch} x {live.seq} tokens",
         "activations by the closed form of Korthikanti et al. 2022, adapted",
@@ -109,12 +112,12 @@ def estimate(
         fit=replace(fit, metric="requested") if fit is not None else None,
         assumptions=assumptions,
         uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
-        unknown=_explain_unknown(live, None if fit is not None else device, kept, levels[top]),
+        unknown=_explain_unknown(live, None if fit is not None else device, least, levels[top]),
     )
 
 
 def _explain_unknown(
-    live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
+    live: ActivationBytes, device: Device | None, least: int, peak: int
 ) -> dict[str, str]:
     """Return why figures are unknown, by the figure's name.
 
@@ -123,7 +126,7 @@ def _explain_unknown(
     reason = "the analytic method does not replay the allocator; use --method trace"
     unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
     if device is not None:
-        least = sum(astuple(kept)) + device.context.low
+        least += device.context.low
         by_form = "" if live.unknown else f", by closed form {format_bytes(peak)}"
         unknown["fit"] = (
             f"it needs at least {format_bytes(least)} of {format_bytes(device.capacity)}{by_form}; "

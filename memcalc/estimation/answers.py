@@ -8,7 +8,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -77,6 +77,9 @@ class Answers:
         self._checked: dict[Plan, Checked | MemcalcError] = {}
         self._known: dict[Plan, Traced | Answer] = {}
         """All answers so far."""
+        self._under_way: dict[tuple[Plan, bool], Future[Mapping[Plan, Traced | Answer]]] = {}
+        """Runs that will answer a plan, by the plan and whether its events are requested."""
+        self._lock = threading.Lock()
 
     @functools.cached_property
     def workers(self) -> int:
@@ -98,20 +101,19 @@ class Answers:
         Raises:
             MemcalcError: it cannot be traced.
         """
-        return self.trace_with(plan, ())[0]
+        return self.trace_before(plan, ())
 
-    def trace_with(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
-        """Trace one plan while predicting others in parallel.
+    def trace_before(self, plan: Plan, others: Sequence[Plan]) -> Traced:
+        """Trace one plan; start others that will be asked about next, and do not wait for them.
 
         Raises:
-            MemcalcError: the first plan cannot be traced; other plans yield their errors.
+            MemcalcError: the first plan cannot be traced.
         """
-        found = self._answer_each([plan, *others], [plan])
-        traced = next(found)
+        traced = next(self._answer_each([plan, *others], [plan]))
         if isinstance(traced, MemcalcError):
             raise traced
         assert isinstance(traced, Traced)
-        return traced, map(self._add_notes, others, cast(Iterator[Answer], found))
+        return traced
 
     def predict_one(self, plan: Plan) -> Prediction:
         """Predict one plan; raise its error if it fails.
@@ -165,6 +167,8 @@ class Answers:
                     item, result = waiting.popleft()
                 except IndexError:
                     return
+                if not result.set_running_or_notify_cancel():
+                    continue
                 try:
                     result.set_result(function(item))
                 except BaseException as error:  # It is raised where the result is read.
@@ -180,7 +184,8 @@ class Answers:
             _import_engine().close()
             raise
         finally:
-            waiting.clear()
+            for result in results:
+                result.cancel()
 
     def predict_lengths(self, plan: Plan, lengths: Sequence[int]) -> Prediction:
         """Predict one plan over batches of these lengths (in tokens), one after the other.
@@ -199,20 +204,44 @@ class Answers:
 
         ``traced``: the plans whose events are requested too.
         """
-        known = {one: self._recall(one, one in traced) for one in plans}
-        missing = [plan for plan, found in known.items() if found is None]
-        alike: dict[object, list[Plan]] = {}
-        for plan in missing:
-            alike.setdefault(plan if plan in traced else _find_run(plan), []).append(plan)
-        groups = list(alike.values())
-        runs = self.map_parallel(lambda group: self._run(group, group[0] in traced), groups)
-        fresh = zip(groups, runs, strict=True)
-        for plan in plans:
-            while (found := known[plan]) is None:
-                for asked, answer in zip(*next(fresh), strict=True):
-                    known[asked] = self._known[asked] = answer
-                    self._store(asked, answer)
-            yield found
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                known = {one: self._recall(one, one in traced) for one in plans}
+                alike: dict[object, list[Plan]] = {}
+                for plan, found in known.items():
+                    if found is None and not self._is_under_way(plan, plan in traced):
+                        key = plan if plan in traced else _find_run(plan)
+                        alike.setdefault(key, []).append(plan)
+                groups = list(alike.values())
+                run = functools.partial(self._run_and_store, traced=traced)
+                runs = stack.enter_context(self._start_threads(run, groups)) if groups else ()
+                for group, started in zip(groups, runs, strict=True):
+                    self._under_way |= {(plan, plan in traced): started for plan in group}
+            for plan in plans:
+                yield known[plan] or self._wait_for(plan, plan in traced)
+
+    def _is_under_way(self, plan: Plan, traced: bool) -> bool:
+        run = self._under_way.get((plan, traced))
+        return run is not None and not run.cancelled()
+
+    def _wait_for(self, plan: Plan, traced: bool) -> Traced | Answer:
+        """Return the answer of a plan under way; start it again if its asker stopped waiting."""
+        from concurrent.futures import CancelledError
+
+        try:
+            return self._under_way[plan, traced].result()[plan]
+        except CancelledError:
+            return next(self._answer_each([plan], [plan] if traced else ()))
+
+    def _run_and_store(
+        self, plans: Sequence[Plan], traced: Collection[Plan]
+    ) -> Mapping[Plan, Traced | Answer]:
+        """Predict plans that one run answers, and keep their answers."""
+        found = dict(zip(plans, self._run(plans, plans[0] in traced), strict=True))
+        for plan, answer in found.items():
+            self._store(plan, answer)
+        self._known |= found
+        return found
 
     def _recall(self, plan: Plan, traced: bool) -> Traced | Answer | None:
         """Return the answer of a plan that is known already, with its events if requested."""
@@ -250,7 +279,8 @@ class Answers:
 
     def _find_traced(self, plan: Plan) -> Traced | None:
         """Return a traced run whose replay can answer a plan, or None."""
-        key, traced = _find_run(plan), [one for one in self._known.values() if type(one) is Traced]
+        key, known = _find_run(plan), list(self._known.values())
+        traced = [one for one in known if isinstance(one, Traced)]
         return next((one for one in traced if _find_run(one.prediction.plan) == key), None)
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:

@@ -131,7 +131,7 @@ def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
 
 def _check_float8(plan: Plan, gpu: Gpu | None) -> None:
     """Raise SettingError if torchao, a GPU or the layout has no products in float8."""
-    missing = extras.lacking("--float8 needs", "torchao", "torch-memcalc[torchao]")
+    missing = extras.lacking("--float8 needs", "torchao")
     if missing is not None:
         raise SettingError("float8", f"{missing}.")
     if gpu is None or gpu.capability < float8.SINCE:
@@ -150,7 +150,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         layouts.chosen_rank(plan.rank, layouts.spread(plan).world)
         several = layout.name != layouts.SINGLE
         missing = layout.package and extras.lacking(
-            f"--parallel {plan.parallel} needs", layout.package, f"torch-memcalc[{layout.package}]"
+            f"--parallel {plan.parallel} needs", layout.package
         )
         if missing:
             raise UsageError(f"{missing}.")
@@ -239,7 +239,7 @@ def _check_liger(source: models.ModelSource) -> None:
         why = f"liger is for models of transformers, and {source.name} is a callable: leave it out."
         raise SettingError("liger", why)
     for name in liger.PACKAGES:
-        missing = extras.lacking("--liger needs", name, "torch-memcalc[liger]")
+        missing = extras.lacking("--liger needs", name, "liger-kernel")
         if missing is not None:
             raise SettingError("liger", f"{missing} on Linux, which Triton is made for.")
 
@@ -283,7 +283,7 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
     several = layouts.spread(plan).world > 1
     if plan.scheme is not None and plan.scheme.startswith("torchao-"):
         refused = quantized.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
-        return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
+        return refused or extras.lacking("it needs", "torchao")
     if several and (refused := _layout_refusal(plan)) is not None:
         return refused
     already = quantized.find_bnb_settings(source.config)

@@ -7,9 +7,7 @@ def lacking(needs: str, package: str, install: str = "", *, module: str = "") ->
     """Return a sentence with the pip command if a package is not installed, else None."""
     if can_import(module or package):
         return None
-    what = install or package
-    quoted = f"'{what}'" if "[" in what else what
-    return f"{needs} {package}, which is not installed: type pip install {quoted}"
+    return f"{needs} {package}, which is not installed: type pip install {install or package}"
 
 
 def can_import(module: str) -> bool:

@@ -128,7 +128,9 @@ def _start(
         given = {**(os.environ if environment is None else environment), _MARK: mark.split("=")[1]}
         return subprocess.Popen(command, preexec_fn=dies, env=given, **streams)
     except OSError as error:
-        raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
+        script = command[0].endswith(".py") and os.path.isfile(command[0])
+        why = f"it is a script: type python {command[0]}" if script else error.strerror
+        raise UsageError(f"Cannot run {command[0]!r}: {why}.") from None
 
 
 @contextlib.contextmanager

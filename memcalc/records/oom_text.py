@@ -5,8 +5,28 @@ from typing import Literal
 import msgspec
 
 from memcalc.records.display import Answer
+from memcalc.records.trace import Storage
 
 Gap = Literal["fragmentation", "limit", "other processes", "too large"]
+
+
+class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of a simulated run that is the one which failed."""
+
+    storage: Storage
+    before: int
+    """Requested bytes that the simulated run held when it asked."""
+
+
+class SimulatedAgain(msgspec.Struct, frozen=True, kw_only=True):
+    """The simulated run of the program whose message it is."""
+
+    command: str
+    needs: int
+    """Bytes of the process at its peak, on a GPU that is large enough; reserved bytes where a
+    context is not known."""
+    request: FoundRequest | None
+    """None: no request of the run has the size that failed."""
 
 
 class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +59,5 @@ class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The first file of that traceback."""
     times: int
     """The number of such messages in the text; this is the last."""
+    run: SimulatedAgain | None = None
+    """None: the program was not simulated."""

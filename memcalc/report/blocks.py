@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memcalc import untrusted_text
 from memcalc.units import Unit, format_bytes
-from memcalc.wrap import fold, tied, untie
+from memcalc.wrap import fold, parted, tied, untie
 
 WIDTH = 100
 BAR = 16
@@ -157,8 +157,10 @@ WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
 """A word of a command, or an option with its value."""
 
 
-def _make_text(text: str, style: str = "") -> Text:
-    return Text(tied(untrusted_text.line(text)), style=style)
+def _make_text(text: str, style: str = "", *, paths: bool = False) -> Text:
+    """Return harmless text for rich; ``paths``: it may part paths of modules, as in a column."""
+    shown = tied(untrusted_text.line(text))
+    return Text(parted(shown) if paths else shown, style=style)
 
 
 def _render_table(table: Table) -> Grid:
@@ -179,8 +181,9 @@ def _render_cell(cell: Cell) -> Text:
     if isinstance(cell, Share):
         return Text(bar(cell.part))
     if isinstance(cell, str):
-        return _make_text(cell)
-    return _make_text(cell[0]).append("\n  ").append(_make_text(cell[1], "dim"))
+        return _make_text(cell, paths=True)
+    reason = _make_text(cell[1], "dim", paths=True)
+    return _make_text(cell[0], paths=True).append("\n  ").append(reason)
 
 
 def _format_size(size: Size) -> str:

@@ -1,5 +1,6 @@
 """Explanations and differences as blocks, in the order people read them."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from memcalc.advice.explain.difference import Change, Difference
@@ -32,7 +33,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *answer.of_each_gpu(prediction),
         *answer.of_each_rank(prediction),
         Line("Alive at the peak", Kind.SECTION),
-        contents(explanation.peak, top),
+        contents(explanation.peak, top, verbose=verbose),
         Line("Peaks of the other phases, requested", Kind.SECTION),
         *(Line(_summarize_moment(moment), Kind.ITEM) for moment in explanation.others),
         *([Line(_summarize_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
@@ -41,10 +42,13 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
     ]
 
 
-def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)") -> Table:
+def contents(
+    moment: PeakContents, top: int, more: str = " (--top {} shows them)", *, verbose: bool = True
+) -> Table:
     """Return a table of the groups alive at a moment, the ``top`` largest one by one.
 
-    ``more`` says how to see all, of which it gets the number.
+    ``more`` says how to see all, of which it gets the number; ``verbose``: name the module whose
+    backward frees each.
     """
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
@@ -52,7 +56,7 @@ def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)
     parts = [*(group.bytes for group in moment.groups[:top]), *small]
     figures = list(zip(sizes(parts, unit), rows.shares(parts), strict=True))
     body: list[tuple[Cell, ...]] = [
-        (*figure, str(group.count), STYLES[group.component].words, (_name_group(group), group.kept))
+        (*figure, str(group.count), STYLES[group.component].words, _tell_group(group, verbose))
         for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
@@ -142,6 +146,15 @@ def _summarize_trial(trial: Trial, explanation: Explanation) -> str:
     unit = unit_for(getattr(explanation.figures.peak, rung) or 0)
     change = _format_change(trial.saving(explanation.figures, rung), unit)
     return f"{trial.remedy.title}: {change} {unit.name} {rung}"
+
+
+def _tell_group(group: Group, verbose: bool) -> tuple[str, str]:
+    """Return what a group is, and what keeps it."""
+    return _name_group(group), group.kept if verbose else _UNTIL.sub(r"\1", group.kept)
+
+
+_UNTIL = re.compile(r"(until \w+) in .*")
+"""The backward that frees a storage, and the module that it belongs to."""
 
 
 def _name_group(group: Group) -> str:

@@ -1,10 +1,10 @@
 """Answers of ``memcalc fit`` as blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.records import DevicesFit, FitAnswer, Limit, Probe
+from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Trial
 from memcalc.catalog.gpus import prices
 from memcalc.records.fields import options
@@ -24,7 +24,7 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
     asked = f"{answer.plan.model}: {describe(answer.plan, seq)}"
     found = sentences(answer)
-    kind = Kind.VERDICT if answer.here is not None else Kind.HEADING
+    kind = Kind.VERDICT if answer.here is not None or answer.gpus else Kind.HEADING
     return [
         *([Line(found[0], kind), Line(f"  {asked}")] if found else [Line(asked, Kind.HEADING)]),
         *map(Line, found[1:]),
@@ -54,11 +54,21 @@ def sentences(answer: FitAnswer) -> list[str]:
     said = []
     if answer.here is not None:
         said.append(fit_words(answer.here.fit))
+    elif answer.gpus:
+        said.append(_summarize_gpus(answer.gpus))
     for limit in answer.limits:
         said += _describe_limit(limit, answer)
     if "seq" in answer.unknown:
         said.append(f"largest sequence: n/a ({answer.unknown['seq']})")
     return said
+
+
+def _summarize_gpus(tried: Sequence[GpuFit]) -> str:
+    """Return the verdict over GPUs, of which the cheapest come first."""
+    fitting = [row.name for row in tried if row.fit is not None and row.fit.fits]
+    if not fitting:
+        return f"does not fit on any of {len(tried)} GPUs"
+    return f"fits on {fitting[0]}, the cheapest of the {len(fitting)} GPUs that fit"
 
 
 def row_words(answer: FitAnswer) -> Iterator[str]:

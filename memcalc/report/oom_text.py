@@ -4,13 +4,15 @@ import shlex
 from collections.abc import Iterator
 
 from memcalc.catalog import gpus
-from memcalc.records.oom_text import OomText
+from memcalc.records.oom_text import OomText, SimulatedAgain
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.units import format_bytes
 
 _ALIKE = 0.01
 """Cards whose memory differs by less than this share of a message's total may be the card."""
 _SHOWN = 4
+_UNLIKE = 0.05
+"""Share of a log's allocated bytes from which a difference of the simulated run is named."""
 
 
 def blocks(found: OomText) -> Iterator[Block]:
@@ -26,13 +28,45 @@ def blocks(found: OomText) -> Iterator[Block]:
         yield Line(f"  the last of {found.times} such messages")
     yield _tabulate_holders(found)
     yield Line(f"why: {_explain_failure(found)}")
+    if found.run is not None:
+        yield from _describe_run(found, found.run)
+        return
     yield Line("next: what needs less", Kind.SECTION)
-    near = _ALIKE * found.total
-    cards = [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]
+    cards = list_cards(found)
     name = cards[0] if len(cards) == 1 else "NAME"
     yield from (Line(f"  {command}", Kind.COMMAND) for command in _suggest_commands(found, name))
     if len(cards) > 1:
         yield Line(f"NAME is your GPU; by its size {', '.join(cards[:_SHOWN])}", Kind.NOTE)
+
+
+def list_cards(found: OomText) -> list[str]:
+    """Return the names of the GPUs that have as much memory as the message says."""
+    near = _ALIKE * found.total
+    return [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]
+
+
+def _describe_run(found: OomText, run: SimulatedAgain) -> Iterator[Line]:
+    """Yield where a simulated run asks for what failed, what the run needs, and what is next."""
+    asked, request = format_bytes(found.asked), run.request
+    if request is None:
+        yield Line(f"simulated: {run.command} makes no request of {asked}: is it the same run?")
+    else:
+        storage = request.storage
+        module = f"module {storage.module}" if storage.module else ""
+        what = " ".join(filter(None, (module, storage.op, storage.dtype)))
+        yield Line(
+            f"simulated: {format_bytes(storage.bytes)} for {what or 'scratch'}"
+            f"{f' at {storage.line}' if storage.line else ''}, in {storage.phase.value} of step "
+            f"{storage.step + 1}, beside {format_bytes(request.before)}"
+        )
+        if (more := found.allocated - request.before) > _UNLIKE * found.allocated:
+            yield Line(
+                f"the run of the log held {format_bytes(more)} more there: other settings, or "
+                "memory that grows from step to step"
+            )
+    yield Line(f"needs {format_bytes(run.needs)} in all; this GPU has {format_bytes(found.total)}")
+    yield Line("next: what is alive at the peak, and at which lines of the script")
+    yield Line("  memcalc explain last", Kind.COMMAND)
 
 
 def _tabulate_holders(found: OomText) -> Table:

@@ -27,6 +27,7 @@ from memcalc.report.drawing import Drawing
 from memcalc.report.rows import STYLES
 from memcalc.units import format_bytes, unit_for
 from memcalc.version import __version__
+from memcalc.wrap import MAY_BREAK, parted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -142,7 +143,8 @@ def _load_templates() -> Environment:
 
     def breakable(text: str) -> Markup:
         """Return text whose lines may break inside settings: long words."""
-        return Markup(escape(untrusted_text.line(text)).replace("=", Markup("=<wbr>")))
+        shown = escape(parted(untrusted_text.line(text)))
+        return Markup(shown.replace("=", Markup("=<wbr>")).replace(MAY_BREAK, Markup("<wbr>")))
 
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),

@@ -57,7 +57,8 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
     affordable = int(_MOST_SECONDS / max(seconds, 0.1))
     asked = lines[: min(_MOST_WAYS, affordable)]
     ways = {line: _run_way(again, Way(opposite=line, longer=_LONGER)) for line in asked}
-    scales = _SCALES if escapes and affordable > len(ways) + len(_SCALES) else {}
+    # Larger and smaller numbers together show whether the size matters; one alone does not.
+    scales = _SCALES if escapes and affordable >= len(ways) + len(_SCALES) else {}
     scaled = {name: _run_way(again, Way(scale=scale)) for name, scale in scales.items()}
     tried = (*ways.values(), *scaled.values())
     chosen = found

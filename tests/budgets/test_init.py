@@ -188,6 +188,9 @@ def test_init_finds_the_scripts_of_a_repository_and_runs_none(memcalc, tmp_path)
     commands = {name: run["command"] for name, run in runs.items()}
     assert commands == {"train": "python train.py", "nets-train": "python nets/train.py"}
     assert runs["train"]["limits"] == {"fits": "t4", "max_growth": "2%"}
+    (tmp_path / "lora.yaml").write_text("base_model: gpt2\nmicro_batch_size: 2\n")
+    done = memcalc("init", "--method", "analytic", "--force")
+    assert "has no run of train.py, nets/train.py: add" in done.stderr
 
 
 def test_init_of_a_command_writes_what_it_needs_today(memcalc, tmp_path, forked_scripts):

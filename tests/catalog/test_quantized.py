@@ -76,7 +76,7 @@ def test_a_checkpoint_of_torchao_is_answered_in_the_scheme_it_was_made_with():
 @pytest.mark.parametrize(
     ("settings", "there", "said"),
     [
-        ({"quant": "torchao-int8"}, False, r"pip install 'torch-memcalc\[torchao\]'"),
+        ({"quant": "torchao-int8"}, False, r"pip install torchao"),
         ({"quant": "torchao-int4"}, True, "TorchaoLoraLinear.*type --quant nf4"),
         ({"quant": "torchao-int4", "generate": 4}, True, "mslk.*type --quant nf4"),
         ({"quant": "torchao-int8", "devices": 2}, True, "on one GPU only"),

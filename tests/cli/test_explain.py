@@ -75,6 +75,41 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+RUNS_OUT = """
+import torch
+held = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(3)]
+def ask():
+    return torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+more = ask()
+"""
+
+
+def test_the_request_of_a_log_is_found_in_a_simulated_run_of_its_command(memcalc, tmp_path):
+    (tmp_path / "train.py").write_text(RUNS_OUT)
+    (tmp_path / "oom.txt").write_text(
+        "CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 14.56 GiB "
+        "of which 10.00 MiB is free. Including non-PyTorch memory, this process has 300.00 MiB "
+        "memory in use. Of the allocated memory 192.00 MiB is allocated by PyTorch, and 0 bytes is "
+        "reserved by PyTorch but unallocated.\n"
+    )
+    done = memcalc("explain", "oom.txt", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "simulated: 100.0 MiB" in shown
+    assert "at train.py:5" in shown
+    assert "beside 192.0 MiB" in shown
+    assert memcalc("explain", "last", "--no-remedies").returncode == 0
+    done = memcalc("explain", "gpt2", "--", "python", "train.py")
+    assert done.returncode == 2
+    assert "Scripts are run by simulate" in done.stderr
+
+
+def test_the_last_run_is_the_last_of_this_folder(memcalc):
+    done = memcalc("explain", "last")
+    assert done.returncode == 2
+    assert "No run of this folder" in done.stderr
+
+
 def test_a_limit_that_nothing_meets_ends_with_1(memcalc, monkeypatch, explained):
     failed = replace(explained, search=Search(limit=1 << 20, rung="reserved", trials=(), best=None))
     monkeypatch.setattr(explain, "explain_plan", lambda plan, **wishes: failed)

@@ -1,7 +1,10 @@
 """The line of progress counts seconds, and Ctrl-C keeps what is known."""
 
+import time
+
 import pytest
 
+from memcalc.cli import progress
 from memcalc.cli.progress import Steps
 
 
@@ -40,3 +43,14 @@ def test_how_many_answers_are_known_is_said_where_they_are_counted():
     assert steps.known == ""
     steps.at(2, 5)
     assert steps.known == ", 2 of 5"
+
+
+def test_a_line_in_a_log_has_the_newest_part_of_the_answer(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    with progress.progress("suggesting") as steps:
+        steps.at(1, 5)
+        steps.row("full: 3.0 GiB on T4")
+        deadline = time.monotonic() + 10
+        while "T4" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "suggesting: 0 s, 1 of 5; full: 3.0 GiB on T4" in said

@@ -274,3 +274,10 @@ def test_a_training_configuration_cannot_name_code_either(memcalc, evil):
 )
 def test_code_is_told_from_names_that_memcalc_knows(model, optim, code):
     assert find_user_code(Plan(model=model, optim=optim)) == code
+
+
+@pytest.mark.parametrize("verb", ["run", "watch"])
+def test_a_script_that_is_not_executable_is_started_by_python(verb, capsys):
+    Path("train.py").write_text("import torch")
+    assert run([verb, "--", "train.py"]) == 2
+    assert "type python train.py" in capsys.readouterr().err

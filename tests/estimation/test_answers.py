@@ -120,6 +120,48 @@ def test_each_result_comes_as_soon_as_it_is_known():
     assert next(late) == "last"
 
 
+@pytest.fixture
+def slow_engine(monkeypatch, traced):
+    """Answers at once, but batches over 8 only once they may."""
+    asked, may = [], threading.Event()
+
+    def predict_together(plans, **_):
+        asked.append(plans[0].batch)
+        assert plans[0].batch <= 8 or may.wait(30)
+        return [replace(traced.prediction, plan=plan) for plan in plans]
+
+    monkeypatch.setattr(engine, "predict_together", predict_together)
+    monkeypatch.setattr(engine, "trace", lambda plan, **_: traced)
+    return asked, may
+
+
+def test_a_plan_under_way_is_waited_for_alone_and_run_once(traced, slow_engine):
+    asked, may = slow_engine
+    plan = traced.prediction.plan
+    quick, slow = (replace(plan, batch=size) for size in (6, 16))
+    answers = Answers(use_cache=False, workers=3)
+    answers.trace_before(plan, [slow, quick])
+    found = answers.predict([quick, slow])
+    assert next(found).plan == quick, "it does not wait for the slow one"
+    may.set()
+    assert next(found).plan == slow
+    assert sorted(asked) == [6, 16]
+
+
+def test_a_plan_whose_first_asker_left_is_run_for_the_next(traced, slow_engine):
+    asked, may = slow_engine
+    slow, later = (replace(traced.prediction.plan, batch=size) for size in (16, 6))
+    answers = Answers(use_cache=False, workers=1)
+    leaves = answers.predict([traced.prediction.plan, slow, later])
+    next(leaves)
+    while 16 not in asked:
+        time.sleep(0.001)
+    del leaves
+    may.set()
+    assert [one.plan for one in answers.predict([slow, later])] == [slow, later]
+    assert asked == [4, 16, 6]
+
+
 PROGRAM = """
 import memcalc, os, psutil
 def parents():

@@ -176,3 +176,20 @@ def test_a_decision_by_numbers_that_are_not_computed_is_shown_however_long_it_is
     kept, left = weightiest(["an NVIDIA A100 (name yours with --gpu)", long, "short"])
     assert long in kept
     assert len(kept) + left == 3
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_long_path_of_modules_is_parted_at_its_dots(width):
+    record = saved.read(artifact.read(ANSWERS / "explanation.json"), ANSWERS)
+    path = "model.decoder.layers.[0-31].self_attention.query_key_value"
+    group = replace(record.peak.groups[0], module=path, op="linear")
+    peak = replace(record.peak, groups=(group, *record.peak.groups[1:]))
+    shown = terminal(saved.blocks(replace(record, peak=peak), verbose=False, top=8), width=width)
+    parts = re.split(r"\s+", shown)
+    assert path not in parts
+    assert "".join(parts).count(path) == 1
+    assert all(word in shown for word in path.split("."))
+
+
+def test_an_explanation_at_80_columns_is_read_in_three_screens():
+    assert len(SCRIPT["golden"]("explanation", 80).read_text().splitlines()) <= 3 * 24

@@ -19,7 +19,7 @@ from memcalc.advice.explain.timeline import Timeline, timeline
 from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy, Trial, figures, fit_goal, limit_goal
 from memcalc.advice.remedies.search import advise, candidates
-from memcalc.advice.remedies.trials import begin
+from memcalc.advice.remedies.trials import Trials, trace_before
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers, replay
@@ -152,7 +152,7 @@ def explain_plan(
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved)
-    traced, trials = begin(plan, answers, _first_remedies(plan) if remedies else ())
+    traced = trace_before(plan, answers, _first_remedies(plan) if remedies else ())
     found = _describe_peak(traced, depth)
     seen(found)
     if plan.command:
@@ -164,7 +164,7 @@ def explain_plan(
     if goal is None and remedies:
         goal = fit_goal(found.figures)
     tried, search = advise(
-        trials,
+        Trials(traced, answers),
         goal,
         alone=remedies,
         most=most,

@@ -22,7 +22,6 @@ class Trials:
         self,
         base: Traced | Prediction,
         answers: Answers,
-        begun: Iterable[object] = (),
         at_once: int | None = None,
     ) -> None:
         """Try nothing yet.
@@ -30,7 +29,6 @@ class Trials:
         Args:
             base: the answer of the unchanged plan.
             answers: answers the changed plans.
-            begun: answers that are under way; they are waited for first.
             at_once: plans that a search may run ahead; None: one for each process.
         """
         self._known = base if isinstance(base, Prediction) else base.prediction
@@ -38,7 +36,7 @@ class Trials:
         self.plan = self._known.plan
         self.inventory = self._trace.inventory if self._trace is not None else None
         self.at_once = at_once or answers.workers
-        self.answers, self._begun = answers, begun
+        self.answers = answers
         self.before = figures(self._known)
 
     def sort_key(self, trial: Trial) -> int:
@@ -59,8 +57,6 @@ class Trials:
 
     def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
         """Estimate the plan with each of these sets of changes, and yield in their order."""
-        for _ in self._begun:
-            pass
         plans = [_apply_or_explain(self.plan, stage) for stage in stages]
         found = self.answers.predict([plan for plan in plans if isinstance(plan, Plan)])
         for stage, plan in zip(stages, plans, strict=True):
@@ -71,16 +67,15 @@ class Trials:
                 yield Trial(remedies=tuple(stage), error=str(answer))
 
 
-def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
-    """Trace a plan while estimating it with each of these remedies alone.
+def trace_before(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> Traced:
+    """Trace a plan, and start its estimates with each of these remedies alone.
 
     Raises:
         MemcalcError: the plan cannot be traced.
     """
     tried = dict.fromkeys(_apply_or_explain(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    traced, beside = answers.trace_with(plan, others)
-    return traced, Trials(traced, answers, begun=beside)
+    return answers.trace_before(plan, others)
 
 
 def _apply_or_explain(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:

@@ -1,6 +1,7 @@
 """Suggests ways to train that fit a plan's GPU."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -78,7 +79,7 @@ def suggest_plan(
     gpu, tried = gpus.find(plan.gpu), list(ways(plan))
     growing = Growing(Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=()), seen)
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
-    finder = _Finder(plan, answers)
+    finder = _Finder(plan, answers, growing.add_first)
     growing.add_all(answers.iterate_results([partial(finder.find, way) for way in tried]))
     first = growing.of_way(tried[0])
     if plan.devices == 1 and first.figures is None and first.error is None:
@@ -87,18 +88,31 @@ def suggest_plan(
 
 
 class Growing:
-    """The suggestions found so far, sorted, the way that gives up least first."""
+    """The suggestions found so far, sorted, the way that gives up least first.
+
+    Threads may share it.
+    """
 
     def __init__(self, empty: Suggestions, seen: Seen) -> None:
         self._empty, self._seen = empty, seen
         self._order = [way.key for way in ways(empty.plan)]
         self.found: list[Suggestion] = []
+        self._first: dict[str, Suggestion] = {}
+        """Ways that are still searched, with the first plan that was tried."""
+        self._lock = threading.Lock()
 
     def add_all(self, found: Iterable[Suggestion]) -> None:
         """Add suggestions one by one, and pass all of them to ``seen`` after each."""
         for one in found:
-            self.found.append(one)
-            self.found.sort(key=self._sort_key)
+            with self._lock:
+                self._first.pop(one.way.key, None)
+                self.found.append(one)
+                self._seen(self._sort_all())
+
+    def add_first(self, one: Suggestion) -> None:
+        """Add the first plan tried for a way, which does not fit, and pass all to ``seen``."""
+        with self._lock:
+            self._first[one.way.key] = one
             self._seen(self._sort_all())
 
     def of_way(self, way: Remedy) -> Suggestion:
@@ -112,7 +126,7 @@ class Growing:
             UsageError: none could be estimated.
         """
         if all(one.error is not None for one in self.found):
-            raise UsageError(self.found[0].error or "Nothing can be tried.")
+            raise UsageError(self._sort_all().found[0].error or "Nothing can be tried.")
         return self._sort_all()
 
     def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
@@ -122,9 +136,9 @@ class Growing:
 
     def _sort_all(self) -> Suggestions:
         """Return the suggestions in order of display: for one GPU those that fit come first."""
-        found = self.found
+        found = sorted([*self.found, *self._first.values()], key=self._sort_key)
         if self._empty.gpu is not None:
-            found = sorted(found, key=lambda one: (one.figures is None, not one.tight))
+            found.sort(key=lambda one: (one.figures is None, not one.tight))
         return replace(self._empty, found=tuple(found))
 
 
@@ -147,8 +161,10 @@ def failed(way: Remedy, answer: Prediction | MemcalcError | int, *remedies: Reme
 class _Finder:
     """The search for what fits the GPUs of a plan, way by way."""
 
-    def __init__(self, plan: Plan, answers: Answers) -> None:
+    def __init__(self, plan: Plan, answers: Answers, seen: Callable[[Suggestion], None]) -> None:
+        """Try nothing yet; the first plan tried for a way is passed to ``seen``."""
         self._plan, self._answers, self._floor = plan, answers, Floor(plan)
+        self._seen = seen
         # Where several GPUs hold the same by default, they share it at first: what divides most is
         # the quickest to trace, and tells whether anything can fit.
         self._divides = plan.devices > 1 and plan.parallel is None
@@ -164,6 +180,8 @@ class _Finder:
             (answer,), undivided = self._answers.predict([undivided]), None
         if not isinstance(answer, Prediction):
             return failed(way, answer)
+        if not figures(answer).fits:
+            self._seen(failed(way, answer))
         if undivided is None:
             return self._search_remedies(way, answer)
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)

@@ -212,7 +212,7 @@ def libraries() -> Path:
     if compiler is None:
         raise EstimateError(
             "The stub driver of this source checkout is not compiled, and there is no C compiler: "
-            "type pip install torch-memcalc, or install gcc or clang."
+            "install gcc or clang."
         )
     try:
         kept.mkdir(parents=True, exist_ok=True)

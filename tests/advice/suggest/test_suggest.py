@@ -13,6 +13,7 @@ from memcalc.advice.suggest import speed_and_price
 from memcalc.advice.suggest.records import Speed
 from memcalc.advice.suggest.snippets import PROGRAMS, snippet
 from memcalc.advice.suggest.strategies import ways
+from memcalc.advice.suggest.suggest import suggest_plan
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.cli.suggest import write_scripts
@@ -58,6 +59,17 @@ def test_what_fits_comes_first_and_what_gives_up_least_before_it(found):
         for key in ("full", "full-8bit", "full-bf16", "lora", "qlora")
         if key in {one.way.key for one in found.fitting}
     ]
+
+
+def test_a_way_that_needs_a_search_has_a_row_as_soon_as_its_first_plan_is_known(small_model):
+    seen = []
+    plan = make({"model": small_model, "gpu": "GTX 1650", "batch": 128, "seq": 512})
+    found = suggest_plan(plan, seen=seen.append)
+    searched = next(one for one in found.fitting if one.remedies)
+    first = next(one for some in seen for one in some.found if one.way.key == searched.way.key)
+    assert first.figures is None
+    assert first.closest.plan.batch == plan.batch
+    assert next(suggested.row_words(seen[0])).endswith("more")
 
 
 def test_a_script_is_written_for_each_way_that_fits_or_it_is_said_why_not(found, tmp_path, capsys):
