@@ -65,7 +65,7 @@ def _report_error(error: BaseException, *, simulates: bool) -> int:
             print(_NOT_KEPT if simulates else _GO_ON, file=sys.stderr, flush=True)
         return INTERRUPTED
     if said := shadowing.describe(error):
-        print(said, file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return 2
     import typer
 

@@ -6,7 +6,7 @@ It imports nothing that such a file could hide: Python itself has loaded these t
 import os
 import sys
 
-_SAID = "error: {} hides the {} module that memcalc imports: rename it, or run memcalc without it."
+_SAID = "{} hides the {} module that memcalc imports: rename it, or run memcalc without it."
 _COMMANDS = ("memcalc", "-m")
 """How ``sys.argv`` begins while a command imports its package; else a program imports memcalc."""
 
@@ -21,22 +21,21 @@ def describe(error: BaseException) -> str:
         # A module that fails by itself while it is imported.
         names.append(str(trace.tb_frame.f_globals.get("__name__")))
         trace = trace.tb_next
-    for one in (names[0], *sys.stdlib_module_names.intersection(names)):
-        if one != "memcalc" and len(found := _find(one)) > 1:
-            return _SAID.format(found[0], one)
-    return ""
+    hidden = (names[0], *sys.stdlib_module_names.intersection(names))
+    return next(filter(None, (describe_hiding(one) for one in hidden if one != "memcalc")), "")
 
 
-def _find(name: str) -> list[str]:
-    """Return the files of all modules of this name, the one that is imported first."""
+def describe_hiding(name: str) -> str:
+    """Return a sentence on the first module of a name on the path if it hides another, or ""."""
     folders = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
     inside = (f"{name}.py", os.path.join(name, "__init__.py"))
     paths = [os.path.join(folder, one) for folder in folders for one in inside]
-    return [path for path in paths if os.path.isfile(path)]
+    found = [path for path in paths if os.path.isfile(path)]
+    return _SAID.format(found[0], name) if len(found) > 1 else ""
 
 
 def exit_if_command(error: BaseException) -> None:
     """Exit memcalc's own command with one sentence if a hidden module led to the error."""
     if os.path.basename(sys.argv[0]) in _COMMANDS and (said := describe(error)):
-        print(said, file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -54,7 +54,8 @@ def enter(shared: Path) -> Namespace:
             found = _cover_all(shared)
             os.environ[_INSIDE] = _mount_namespace_id()
         except OSError as error:
-            found = Namespace(refused=error.strerror or str(error))
+            where = f"{error.filename}: " if error.filename else ""
+            found = Namespace(refused=f"{where}{error.strerror or error}")
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
     return found
 
@@ -70,7 +71,10 @@ def is_inside() -> bool:
 
 
 def _mount_namespace_id() -> str:
-    return os.readlink("/proc/self/ns/mnt")
+    """Return the identifier of this process's mount namespace; empty where there is no /proc."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/mnt")
+    return ""
 
 
 def read(shared: Path) -> Namespace | None:
