@@ -234,7 +234,8 @@ class _Server:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
-            self._handle_exit(pid, os.waitpid(pid, 0)[1])
+            if pid in self._living:  # The end of a child ends those that it asked for.
+                self._handle_exit(pid, os.waitpid(pid, 0)[1])
 
     def _handle_exit(self, pid: int, status: int) -> None:
         one = self._living.pop(pid)
