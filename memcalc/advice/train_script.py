@@ -35,6 +35,7 @@ _LEFT_OUT: dict[str, str] = {
     "offload_activations": "--offload-activations",
     "loss_chunks": "--loss-chunks",
     "liger": "--liger",
+    "float8": "--float8",
     "compile": "--compile",
     "freeze": "--freeze",
     "autocast_adapter_dtype": "--no-autocast-adapter-dtype",

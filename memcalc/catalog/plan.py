@@ -198,11 +198,22 @@ def disagreement(plan: Plan) -> str | None:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
         return "Liger's kernels are for GPUs: leave out liger, or target cpu."
+    if plan.float8 is not None and (why := _float8_disagreement(plan)):
+        return why
     if plan.compile and plan.target == "cpu":
         return "compile is supported on GPUs only: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
     return _device_disagreement(plan) or _in_backward_disagreement(plan)
+
+
+def _float8_disagreement(plan: Plan) -> str | None:
+    """Return a sentence if settings do not go with products in float8, or None."""
+    if "fp16" in plan.precision:
+        return f"float8 is beside bf16 or fp32: leave it out, or precision {plan.precision}."
+    if plan.scheme is not None:
+        return "float8 is of weights that are not quantized: leave out float8, or quant."
+    return "float8 is for GPUs: leave out float8, or target cpu." if plan.target == "cpu" else None
 
 
 def _in_backward_disagreement(plan: Plan) -> str | None:
@@ -234,6 +245,7 @@ def _inference_disagreement(plan: Plan) -> str | None:
         "offload_activations": plan.offload_activations,
         "loss_chunks": plan.loss_chunks > 1,
         "liger": plan.liger,
+        "float8": plan.float8 is not None,
         "max_grad_norm": plan.max_grad_norm is not None,
         "optim_in_backward": plan.optim_in_backward,
         "resume": plan.resume,

@@ -77,7 +77,7 @@ def _drop_program_settings(found: Recipe) -> Recipe:
 
 _TRAINING_FIELDS = """
     loop optim optim_args grad_accum checkpointing liger loss_chunks max_grad_norm kbit_prepare
-    resume parallel parallel_args devices padding compile
+    float8 resume parallel parallel_args devices padding compile
 """.split()
 
 

@@ -43,10 +43,12 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         raise UsageError(
             f"{file} is for compute_environment {where}: memcalc reads files for LOCAL_MACHINE."
         )
-    kind, half = _read_kind(keys), _read_mixed_precision(keys)
+    kind, float8 = _read_kind(keys), _read_float8(keys)
+    half = "bf16" if float8 else _read_mixed_precision(keys)
     settings: dict[str, Any] = {
         "compile": _read_compile_mode(keys, kind),
         "precision": f"amp-{half}" if half is not None else None,
+        "float8": float8,
         "target": "cpu" if keys.flag("use_cpu") else None,
     }
     if kind == "NO":
@@ -85,6 +87,21 @@ def _read_kind(keys: Keys) -> str:
     return kind
 
 
+def _read_float8(keys: Keys) -> str | None:
+    """Return torchao's recipe of ``mixed_precision: fp8``, or None if it is another."""
+    if str(keys.get("mixed_precision")).lower() != "fp8":
+        return None
+    told = keys.section("fp8_config")
+    backend = told.get("backend") or "AO"
+    if str(backend).upper() != "AO":
+        raise UsageError(
+            f"{keys.file} asks for fp8 by {backend}, whose kernels memcalc does not know: choose "
+            "backend AO (torchao), or mixed_precision bf16."
+        )
+    told.finish()
+    return "tensorwise"
+
+
 def _read_mixed_precision(keys: Keys) -> str | None:
     """Return ``mixed_precision``: ``bf16``, ``fp16``, or None for full precision."""
     found = keys.get("mixed_precision")
@@ -92,11 +109,6 @@ def _read_mixed_precision(keys: Keys) -> str | None:
         # Of accelerate before 0.11.
         found = "fp16"
     name = str(found or "no").lower()
-    if name == "fp8":
-        raise UsageError(
-            f"{keys.file} asks for mixed_precision fp8, whose kernels memcalc does not know: "
-            "choose bf16."
-        )
     if name != "no" and f"amp-{name}" not in AUTOCAST_DTYPES:
         raise keys.refusal("mixed_precision", found, "is none of no, fp16, bf16 and fp8")
     return None if name == "no" else name
@@ -224,6 +236,7 @@ def write(plan: Plan) -> dict[str, Any]:
         "distributed_type": kind,
         **_write_layout(plan, layout),
         "mixed_precision": half_precision(plan) if "amp" in plan.precision else "no",
+        **({"mixed_precision": "fp8", "fp8_config": {"backend": "AO"}} if plan.float8 else {}),
         "num_machines": 1,
         "num_processes": plan.devices,
         "use_cpu": plan.target == "cpu",

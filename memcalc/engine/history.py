@@ -187,10 +187,9 @@ class Timeline:
                 block.component = Component.INPUTS if batch else block.guess
 
     def _note_empty_cache(self) -> None:
-        index = len(self.events)
-        last = self.asides[-1] if self.asides else None
-        if last is None or (last.index, last.what) != (index, "empty_cache"):
-            self.asides.append(AllocatorCall(index=index, what="empty_cache"))
+        call = AllocatorCall(index=len(self.events), what="empty_cache")
+        if self.asides[-1:] != [call]:
+            self.asides.append(call)
 
     def _apply_notes(self, until: int) -> None:
         """Apply the notes up to a moment to living blocks."""
@@ -236,8 +235,16 @@ class Timeline:
         self._waiting = deque(labels[len(labels) - len(self._waiting) :])
 
     def _is_sent(self, block: _Block) -> bool:
-        """Return True if a wrapper over several GPUs sends a block: it uses other streams."""
-        return self._wrapped and block.stream > 0
+        """Return True if a wrapper over several GPUs sends a block: it uses streams of its own."""
+        if not self._wrapped or block.stream == 0:
+            return False
+        # A whole step may run on another stream than the default one, to be captured as a graph.
+        return self._streams.get(self._find_interval(block).stream) != block.stream
+
+    def _find_interval(self, block: _Block) -> Interval:
+        """Return the interval in which a block was allocated."""
+        at = bisect.bisect_right(self._notes.intervals, block.born, key=lambda one: one.begin)
+        return self._notes.intervals[max(at - 1, 0)]
 
     def _name_operators(self) -> None:
         """Label blocks with the operators and dtypes that the profiler recorded."""
@@ -323,17 +330,11 @@ class Timeline:
 
     def _make_storages(self) -> tuple[Storage, ...]:
         """Return the blocks as records of a trace."""
-        intervals, marks = self._notes.intervals, self._notes.marks
-        begins = [interval.begin for interval in intervals]
-        moments = [moment for moment, _ in marks]
-        return tuple(
-            self._make_storage(
-                block, intervals[max(bisect.bisect_right(begins, block.born) - 1, 0)], moments
-            )
-            for block in self.blocks
-        )
+        moments = [moment for moment, _ in self._notes.marks]
+        return tuple(self._make_storage(block, moments) for block in self.blocks)
 
-    def _make_storage(self, block: _Block, interval: Interval, moments: list[int]) -> Storage:
+    def _make_storage(self, block: _Block, moments: list[int]) -> Storage:
+        interval = self._find_interval(block)
         if block.owner is not None:
             module, name, dtype = block.owner
             op = name if block.component is Component.OPTIMIZER_STATE else block.op

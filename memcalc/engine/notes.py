@@ -42,6 +42,8 @@ class Interval(msgspec.Struct, kw_only=True):
     """True if the allocator's history covers it."""
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
     """Counts of collectives until its end, over several GPUs."""
+    stream: int = 0
+    """The CUDA stream that was current at its begin."""
     line: str = ""
     """The user's line that began it, for blocks made by C++ threads; empty if unknown."""
 

@@ -19,7 +19,7 @@ from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import inference, layouts, liger, loops, quantized
+from memcalc.workload import float8, inference, layouts, liger, loops, quantized
 from memcalc.workload.inputs import without_adapters
 from memcalc.workload.job import Job, Program
 from memcalc.workload.layouts import Rank
@@ -159,6 +159,8 @@ def _apply_layout(program: Program, device: str, move: Move, simulated: bool) ->
     number, _ = _group()
     if program.plan.liger:
         liger.apply(program.model)
+    if program.plan.float8 is not None:
+        float8.apply(program.model, program.plan)
     rank = Rank(
         number=number,
         spread=layouts.spread(program.plan),
@@ -184,7 +186,10 @@ def _device(device: str) -> torch.device:
 def make_optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Make the plan's optimizer for a loaded model."""
     if not program.in_backward:
-        return make(program, model)
+        optimizer = make(program, model)
+        if program.plan.float8 is not None:
+            float8.precompute_scales(model, optimizer, program.plan)
+        return optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
     return InBackward(trained, lambda p: make(program, model, only=p))
 

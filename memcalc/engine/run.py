@@ -15,7 +15,8 @@ from torch.optim.optimizer import (
 from memcalc.engine import flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
-from memcalc.engine.counters import Counters, CpuCounters
+from memcalc.engine.counters import Counters
+from memcalc.engine.cpu_counters import CpuCounters
 from memcalc.engine.follow.models import Models
 from memcalc.engine.follow.names import Names
 from memcalc.engine.follow.operators import Operators

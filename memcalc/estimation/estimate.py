@@ -44,6 +44,7 @@ def _estimate_by_closed_forms(
         "inference": plan.infers,
         f"a base in {plan.scheme}": plan.scheme is not None,
         "Liger's kernels": plan.liger,
+        "products in float8": plan.float8 is not None,
         "compiled models": plan.compile is not None,
     }
     if what := next((what for what, asked in uncovered.items() if asked), None):

@@ -17,7 +17,7 @@ from memcalc.records.names import AUTOCAST_DTYPES, FLASH_ATTN, PLAIN_TENSORS
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 from memcalc.registry import Choice
-from memcalc.workload import cache_layers, layouts, liger, loops, tasks
+from memcalc.workload import cache_layers, float8, layouts, liger, loops, tasks
 
 _FLASH_ATTN_SINCE = (8, 0)
 """The lowest compute capability that flash-attn supports."""
@@ -108,6 +108,8 @@ def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
     with _name_setting("gpu"):
         gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     _check_flash_attn(plan, gpu)
+    if plan.float8 is not None:
+        _check_float8(plan, gpu)
     with _name_setting("torch"):
         version = torch_version(plan.torch)
     with _name_setting("alloc_conf"):
@@ -125,6 +127,21 @@ def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
     if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
         why = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
         raise SettingError("attention", why)
+
+
+def _check_float8(plan: Plan, gpu: Gpu | None) -> None:
+    """Raise SettingError if torchao, a GPU or the layout has no products in float8."""
+    missing = extras.lacking("--float8 needs", "torchao", "torch-memcalc[torchao]")
+    if missing is not None:
+        raise SettingError("float8", f"{missing}.")
+    if gpu is None or gpu.capability < float8.SINCE:
+        name = "an A100, which is assumed," if gpu is None else gpu.name
+        why = f"{name} computes no products in float8: type --gpu 4090, h100 or newer."
+        raise SettingError("float8", why)
+    layout = layouts.of(plan).name
+    if layout not in ("single", "ddp") and (layout, plan.loop) != ("fsdp2", "plain"):
+        why = "float8 is for one GPU, ddp, or fsdp2 in the plain loop: leave it out."
+        raise SettingError("float8", why)
 
 
 def _check_layout(plan: Plan, choice: Choice) -> None:

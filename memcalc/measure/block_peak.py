@@ -2,7 +2,8 @@
 
 import torch
 
-from memcalc.engine.counters import Counters, CpuCounters
+from memcalc.engine.counters import Counters
+from memcalc.engine.cpu_counters import CpuCounters
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Phase
 

@@ -88,6 +88,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     liger: Annotated[bool, about("Model")] = False
     """Replace norms, rotary embeddings, gated layers and the loss by Liger's kernels, as
     TrainingArguments(use_liger_kernel=True) does; logits are not kept."""
+    float8: Annotated[
+        Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None,
+        about("Training", otherwise="no layer"),
+    ] = None
+    """Compute linear layers in float8 by this recipe of torchao, as accelerate's mixed_precision
+    fp8 does; from compute capability 8.9 (RTX 4090, H100)."""
     compile: Annotated[CompileMode | None, about("Model", otherwise="not compiled")] = None
     """Compile the model by torch.compile in this mode; Inductor and Triton run for real, which
     takes seconds to minutes."""

@@ -66,9 +66,8 @@ _OF_CHECKPOINTS = (
     "{} quantizes any model."
 )
 _FP8 = (
-    "Training in fp8 multiplies through kernels of Transformer Engine or graphs compiled for "
-    "torchao, which memcalc cannot run; weights and gradients take the same memory without it: "
-    "type --precision amp-bf16 for those."
+    "Weights and gradients of training in fp8 are in other types; only products run in it: type "
+    "--precision amp-bf16 --float8 tensorwise (torchao's; Transformer Engine's memcalc cannot run)."
 )
 _NOT_RUN = {
     **{

@@ -124,6 +124,7 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         "checkpointing" if plan.checkpointing else "",
         *(base, adapters),
         "Liger kernels" if plan.liger else "",
+        f"float8 ({plan.float8})" if plan.float8 else "",
         f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
@@ -138,8 +139,18 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
 
 _DESCRIBED = {
     *("model", "task", "preset", "recipe", "command", "inputs", "gpu", *COMPARED, *FILES),
-    *("grad_accum", "checkpointing", "quant", "lora", "liger", "compile", "parallel", "devices"),
-    *("loop", "optim_in_backward", "resume", "eval", "generate", "inference", "cache", "beams"),
+    *("grad_accum", "checkpointing", "quant", "lora", "liger", "float8", "compile", "parallel"),
+    *(
+        "devices",
+        "loop",
+        "optim_in_backward",
+        "resume",
+        "eval",
+        "generate",
+        "inference",
+        "cache",
+        "beams",
+    ),
 }
 """Fields that a plan's line describes in words, or that stand elsewhere."""
 

@@ -15,7 +15,7 @@ from memcalc.records.names import AUTOCAST_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
-from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantized, tasks
+from memcalc.workload import audio, float8, inference, layerdrop, layouts, loops, quantized, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, read_specs
 from memcalc.workload.inventory import take
@@ -291,6 +291,8 @@ def _list_assumptions(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -
     yield from _base_assumptions(plan)
     if plan.liger:
         yield "Liger replaces its default kernels, including the loss and its logits"
+    if plan.float8 is not None:
+        yield float8.describe(plan)
     if plan.resume:
         yield "the checkpoint is read into host memory first, as transformers' Trainer does"
     if plan.eval:

@@ -7,6 +7,7 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
+from memcalc.files.extras import can_import
 from memcalc.script.simulate import make_plan, simulate
 from tests.conftest import ROOT
 from tests.evidence.judged import DEEPSPEED
@@ -33,6 +34,9 @@ PAIRS = {
     },
     "trainer": {"loop": "trainer", "precision": "amp-bf16", "optim": "adamw_torch_fused"},
     "compiled": {"compile": "default"},
+    "float8": {
+        "gpu": "H100 SXM", "loop": "accelerate", "precision": "amp-bf16", "float8": "tensorwise",
+    },
     "ddp": {**TWO, "parallel": "ddp"},
     "fsdp1_lora": {**TWO, **LORA, "parallel": "fsdp1", "autocast_adapter_dtype": False},
     **{
@@ -51,6 +55,8 @@ EXPLAINED = {"lora": _OF_ROTARY, "fsdp1_lora": _OF_ROTARY}
 def cases():
     for name in PAIRS:
         marks = [] if name in BY_DAY else [pytest.mark.nightly]
+        if name == "float8":
+            marks.append(pytest.mark.skipif(not can_import("torchao"), reason="runs torchao"))
         if name in ENGINES:
             marks.append(pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code"))
         yield pytest.param(name, marks=marks)
@@ -71,12 +77,12 @@ def of_plan(config, name):
 
 
 def of_script(config, name):
-    world = PAIRS[name].get("devices", 1)
+    world, gpu = PAIRS[name].get("devices", 1), PAIRS[name].get("gpu", SETTINGS["gpu"])
     python = ["torchrun", f"--nproc-per-node={world}"] if world > 1 else [sys.executable]
     file, *words = ("zero", name[-1]) if name in ENGINES else (name,)
     script = str(ROOT / "tests" / "agreement" / "pairs" / f"{file}.py")
     command = [*python, script, str(config.parent), *words]
-    found = simulate(make_plan(command, steps=0, gpu=SETTINGS["gpu"]), quiet=True)
+    found = simulate(make_plan(command, steps=0, gpu=gpu), quiet=True)
     assert found.ending.code == 0
     return found.traced
 

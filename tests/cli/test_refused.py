@@ -18,6 +18,7 @@ from memcalc.records.plan import Plan
 
 LORA = "r=16,target=all-linear"
 FLASH = "--attention flash_attention_2"
+FLOAT8 = "--float8 tensorwise"
 X = "--input x=float32[2,3,8,8]"
 
 
@@ -123,7 +124,11 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         (f"estimate gpt2 {FLASH} --precision bf16 --target cpu", "leave out attention, or target"),
         ("estimate gpt2 --quant gptq", "type --quant nf4 for 4 bit"),
         ("estimate gpt2 --quant fp8", "such as DeepSeek-V3: name such a model"),
-        ("estimate gpt2 --precision fp8", "type --precision amp-bf16"),
+        ("estimate gpt2 --precision fp8", "type --precision amp-bf16 --float8"),
+        (f"estimate gpt2 {FLOAT8} --target cpu", "leave out float8"),
+        (f"estimate gpt2 {FLOAT8} --precision fp16", "leave it out, or precision"),
+        (f"estimate gpt2 {FLOAT8} --quant nf4 --precision bf16", "leave out float8, or quant"),
+        (f"estimate gpt2 {FLOAT8} --generate 8", "leave out float8"),
         (
             "estimate gpt2 --devices 2 --parallel fsdp1 --quant nf4 --precision bf16",
             "no-kbit-prepare",

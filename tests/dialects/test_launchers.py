@@ -160,10 +160,19 @@ def test_a_file_of_accelerate_stands_for_settings(tmp_path, name):
     assert plan.accelerate_config is None
 
 
+def test_fp8_of_accelerate_is_float8_by_torchao_and_is_written_so(tmp_path):
+    plan = planned(tmp_path, "distributed_type: 'NO'\nmixed_precision: fp8\n")
+    assert (plan.precision, plan.float8) == ("amp-bf16", "tensorwise")
+    assert accelerate.write(plan)["mixed_precision"] == "fp8"
+
+
 REFUSED = {
     "megatron": ("distributed_type: MEGATRON_LM\nnum_processes: 8\n", "MEGATRON_LM"),
     "other hardware": ("distributed_type: MULTI_XPU\nnum_processes: 8\n", "MULTI_XPU"),
-    "eight bits": ("distributed_type: 'NO'\nmixed_precision: fp8\n", "fp8"),
+    "eight bits": (
+        "distributed_type: 'NO'\nmixed_precision: fp8\nfp8_config:\n  backend: TE\n",
+        "backend AO",
+    ),
     "elsewhere": (
         "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\nmixed_precision: fp16\n",
         "AMAZON_SAGEMAKER",

@@ -138,9 +138,9 @@ def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes
     "broken",
     [
         "memcalc.measure.recording.recording.Recording.__enter__",
-        "memcalc.engine.counters.CpuCounters.enter",
-        "memcalc.engine.counters.CpuCounters.rename",
-        "memcalc.engine.counters.CpuCounters._iterate_changes",
+        "memcalc.engine.cpu_counters.CpuCounters.enter",
+        "memcalc.engine.cpu_counters.CpuCounters.rename",
+        "memcalc.engine.cpu_counters.CpuCounters._iterate_changes",
         "memcalc.measure.recording.recording.Seen.enter_model",
         "memcalc.measure.recording.recording.storage_bytes",
         "memcalc.measure.recording.recording.read_state",

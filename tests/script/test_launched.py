@@ -120,6 +120,22 @@ PACKED = """
 """
 
 
+ON_ANOTHER_STREAM = """
+import os, torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda())
+other = torch.cuda.Stream()
+for _ in range(2):
+    with torch.cuda.stream(other):
+        model(torch.randn(4096, 512, device="cuda")).square().sum().backward()
+    torch.cuda.synchronize()
+    model.zero_grad()
+"""
+
+
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
     """Simulate the first of four ranks of a program."""
@@ -153,6 +169,13 @@ def test_a_launched_script_is_one_rank_of_all(launch):
     prediction = found.traced.prediction
     assert prediction.components[Component.COMMUNICATION] >= 4 * (512 * 512 + 512)
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
+
+
+def test_a_step_on_another_stream_is_not_what_ranks_send(launch):
+    found = launch(ON_ANOTHER_STREAM).traced.prediction.components
+    weights = 4 * 2 * (512 * 512 + 512)
+    assert found[Component.ACTIVATIONS] >= 4 * 4096 * 512
+    assert weights <= found[Component.COMMUNICATION] < 2 * weights
 
 
 def test_a_program_that_becomes_a_launcher_is_what_that_starts(tmp_path, monkeypatch):

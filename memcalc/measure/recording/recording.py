@@ -8,7 +8,8 @@ import torch
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import hide_hooks
-from memcalc.engine.counters import Counters, CpuCounters
+from memcalc.engine.counters import Counters
+from memcalc.engine.cpu_counters import CpuCounters
 from memcalc.engine.follow.phases import Observer, Phases
 from memcalc.engine.follow.steps import Steps
 from memcalc.engine.notes import held_by
