@@ -264,7 +264,7 @@ def _report_error(error: BaseException) -> Ending:
     if isinstance(error, ChildDeathError):
         end_children()
         return Ending(code=1)
-    if isinstance(error, EndlessWaitError):
+    if isinstance(error, EndlessWaitError | EstimateError):
         show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
