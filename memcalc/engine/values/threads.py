@@ -40,6 +40,9 @@ def install(patches: Patches) -> None:
     for owner, names in _HOOKS.items():
         for name in names:
             patches.wrap(owner, name, _wrap_hook)
+    # Jagged tensors are split by lengths that they read, in backward as well.
+    jagged = "torch.nested._internal.nested_tensor"
+    patches.wrap_later(jagged, "NestedTensor.__torch_dispatch__", around)
     # A compiler's tensors have no memory, and no numbers.
     patches.wrap(FakeTensorMode, "__enter__", _enter_fake_mode)
     patches.wrap(FakeTensorMode, "__exit__", _leave_fake_mode)
