@@ -72,7 +72,10 @@ FAULTS: dict[str, tuple[object, str]] = {
     "shows its errors itself": (1, "sys.excepthook = lambda *_: print('mine'); 1 / 0"),
     "writes to a closed pipe": (1, "r, w = os.pipe(); os.close(r); os.write(w, b'x')"),
     "is ended by an alarm": (DIES, "signal.alarm(1); time.sleep(9)"),
-    "becomes another program": (DIES, "os.execv(sys.executable, [sys.executable, '-c', 'pass'])"),
+    "becomes another program": (
+        REFUSED,
+        "os.execv(sys.executable, [sys.executable, '-c', 'pass'])",
+    ),
     "is called by a timer": (
         0,
         "signal.signal(signal.SIGALRM, lambda *_: None)\n"

@@ -1,10 +1,16 @@
 """memcalc: what training a model costs in GPU memory, before you rent the GPU."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+try:
+    from importlib import import_module
+    from typing import TYPE_CHECKING, Any
 
-from memcalc.records import display
-from memcalc.version import __version__
+    from memcalc.records import display
+    from memcalc.version import __version__
+except Exception as error:
+    from memcalc.shadowing import exit_if_command
+
+    exit_if_command(error)
+    raise
 
 if TYPE_CHECKING:
     from memcalc.advice.explain.explain import explain

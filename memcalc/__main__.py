@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from memcalc import shadowing
+
 INTERRUPTED = 130
 _GO_ON = (
     "memcalc: interrupted; run it again to resume (answers so far are kept, unless --no-cache)."
@@ -62,6 +64,9 @@ def _report_error(error: BaseException, *, simulates: bool) -> int:
         with contextlib.suppress(OSError, ValueError):
             print(_NOT_KEPT if simulates else _GO_ON, file=sys.stderr, flush=True)
         return INTERRUPTED
+    if said := shadowing.describe(error):
+        print(f"error: {said}", file=sys.stderr)
+        return 2
     import typer
 
     if isinstance(error, typer.Exit):

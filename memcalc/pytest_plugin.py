@@ -77,6 +77,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if marker is None:
         return
     item.stash[_JUDGED] = False
+    if sum(one.name == MARKER for one in item.own_markers) > 1:
+        _fail_test(f"the test has several, and one is judged: leave one {MARKER}.")
     try:
         item.stash[_BUDGET] = read_budget(marker.args, marker.kwargs)
     except UsageError as error:

@@ -139,6 +139,10 @@ def test_expected_to_fail_and_not_run(): pass
 @pytest.mark.memory_budget("1 MiB")
 def test_expected_to_exceed(): take(8)
 
+@pytest.mark.memory_budget("1 GiB")
+@pytest.mark.parametrize("mib", [pytest.param(8, marks=pytest.mark.memory_budget("1 MiB"))])
+def test_two_budgets(mib): take(mib)
+
 @pytest.mark.parametrize("mib", [pytest.param(8, marks=pytest.mark.memory_budget("1 MiB"))])
 def test_of_a_parameter(mib): take(mib)
 
@@ -194,6 +198,7 @@ EXPECTED = {
     "test_expected_to_fail_and_not_run": "not judged: the test is expected to fail",
     "test_expected_to_exceed": "skipped",
     "test_that_another_plugin_runs": "nothing measured the test",
+    "test_two_budgets[8]": "one is judged: leave one memory_budget",
     "test_of_a_parameter[8]": "memory budget exceeded",
     "test_without_its_fixture": "no fixture",
     "test_estimate": "passed",
@@ -202,6 +207,7 @@ ERRORS = {
     "test_no_gpu", "test_bad_limit", "test_bare_number", "test_bad_keyword",
     "test_no_such_metric_on_cpu", "test_unknown_gpu", "test_without_its_fixture",
     "test_expected_to_fail_and_unknown_gpu", "test_expected_to_fail_and_not_run",
+    "test_two_budgets[8]",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from memcalc.dialects import (
     trainer,
     trl,
 )
+from memcalc.engine.source_lines import called_name
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import untrusted_values
 
@@ -75,13 +76,9 @@ def trains(text: str) -> bool:
     if any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in started):
         started = [tree]
     calls = (node for part in started for node in ast.walk(part) if isinstance(node, ast.Call))
-    return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
-
-
-def _name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+    return any(
+        (name := called_name(one.func)) == "backward" or name.endswith("Trainer") for one in calls
+    )
 
 
 def _read_script(path: Path) -> str:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from memcalc.children import keeper
 from memcalc.children.channel import is_of_this_user
 from memcalc.children.child import Breadcrumbs, answer_once, die_with
 from memcalc.children.exit_reason import ending, oom_kills, read_end
@@ -67,7 +68,10 @@ class _Server:
     """All children of this process, and who asks for more."""
 
     def __init__(self, asker: int) -> None:
+        keeper.adopt_orphans()
         self._living: dict[int, _Child] = {}
+        self._helpers: set[int] = set()
+        """Processes that imported packages started."""
         self._askers = 0
         """Control sockets of other processes than children."""
         self._selector = selectors.DefaultSelector()
@@ -152,6 +156,7 @@ class _Server:
         with contextlib.suppress(Exception):
             importlib.import_module(request.module).warm(*request.hint)
         signal.signal(signal.SIGTERM, lambda *_: self.leave())
+        self._helpers = keeper.list_children() - self._living.keys()
         gc.freeze()
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         one = _Child(
@@ -174,8 +179,6 @@ class _Server:
                 return
             if pid == 0:
                 self._run_child(one, theirs, request.module)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
         self._living[pid] = one
 
     def _run_child(self, one: _Child, control: socket.socket, module: str) -> NoReturn:
@@ -186,6 +189,7 @@ class _Server:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
+            keeper.adopt_orphans()
             die_with(server, signal.SIGKILL)
             # Whatever model code prints is not ours to answer with.
             os.dup2(one.noise, 1)
@@ -228,14 +232,15 @@ class _Server:
     def _end(self, pids: list[int]) -> None:
         """Kill children by process ID, and report how each ended."""
         for pid in pids:
-            _kill_group(pid)
+            os.kill(pid, signal.SIGKILL)
         for pid in pids:
-            self._handle_exit(pid, os.waitpid(pid, 0)[1])
+            if pid in self._living:  # The end of a child ends those that it asked for.
+                self._handle_exit(pid, os.waitpid(pid, 0)[1])
 
     def _handle_exit(self, pid: int, status: int) -> None:
-        # Processes that the child's own code may have started.
-        _kill_group(pid)
         one = self._living.pop(pid)
+        # Processes that the child's own code may have started.
+        keeper.end_children({*self._living, *self._helpers})
         where, noise = one.breadcrumbs.describe(), read_end(one.noise)
         code = os.waitstatus_to_exitcode(status)
         self._report_exit(one, ending(one.name, code, kills=one.kills, where=where, noise=noise))
@@ -250,11 +255,6 @@ class _Server:
         os.close(one.noise)
         one.breadcrumbs.close()
         self._close(one.control)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Collection
 from typing import NoReturn
 
 THEN, LATE = "then.py", "late"
@@ -57,7 +58,7 @@ def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoR
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # How the second keeper is ended, who is not to be cut off, and the command.
     for ends in (signal.SIGTERM, signal.SIGKILL):
-        _prctl(_SUBREAPER, 1)
+        adopt_orphans()
         _prctl(_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != owner:
             os._exit(1)
@@ -75,7 +76,7 @@ def _exit_with_child(started: int, ends: signal.Signals, folder: str) -> NoRetur
         if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
             os.kill(started, ends)
         ended = _reap(started)
-    _end_children()
+    end_children()
     run_then(folder)
     _exit_with_code(os.waitstatus_to_exitcode(ended))
 
@@ -107,9 +108,14 @@ def _exec_command(command: tuple[str, ...], keeper: int, group: int, status: int
         os._exit(1)
 
 
-def _end_children() -> None:
-    """Kill all children, and then theirs, which become children of this process."""
-    while found := _list_children():
+def adopt_orphans() -> None:
+    """Let processes below this one become its children, and not init's, when their parents end."""
+    _prctl(_SUBREAPER, 1)
+
+
+def end_children(spared: Collection[int] = ()) -> None:
+    """Kill all children but the spared, and then theirs, which become children of this process."""
+    while found := list_children() - {*spared}:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -118,14 +124,15 @@ def _end_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def _list_children() -> list[int]:
-    found, own = [], str(os.getpid())
+def list_children() -> set[int]:
+    """Return the process IDs of this process's children, also of those that have ended."""
+    found, own = set(), str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 _, parent = file.read().rpartition(b")")[2].split()[:2]
                 if parent.decode() == own:
-                    found.append(int(name))
+                    found.add(int(name))
     return found
 
 

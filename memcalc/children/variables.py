@@ -32,6 +32,8 @@ _SAYING = re.compile(
 """Names of variables that only change what libraries print, or where they look."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
+_STUB = "MEMCALC_STUB_"
+"""Begins the names of what the stub driver is told, which each run is told anew."""
 
 
 def select(shell: Mapping[str, str]) -> dict[str, str]:
@@ -44,7 +46,8 @@ def without_settings(shell: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in shell.items()
-        if _NEEDED.fullmatch(name) or not (_TELLING.fullmatch(name) or name == _VISIBLE)
+        if _NEEDED.fullmatch(name)
+        or not (_TELLING.fullmatch(name) or name == _VISIBLE or name.startswith(_STUB))
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from memcalc import shadowing
 from memcalc.engine import environment
 from memcalc.engine.cudnn import library, loading
 from memcalc.engine.environment.installed import Torch, torch_at, torch_in
@@ -77,6 +78,8 @@ def find_torch(python: str = sys.executable) -> tuple[Path, str]:
     """
     found = torch_in(sys.path) if python == sys.executable else _find_torch_of(python)
     if found is None:
+        if python == sys.executable and (hidden := shadowing.describe_hiding("torch")):
+            raise EstimateError(hidden)
         pip = "pip" if python == sys.executable else f"{python} -m pip"
         raise EstimateError(f"There is no PyTorch in {python}: type {pip} install torch.")
     if not found.cuda:

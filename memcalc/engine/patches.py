@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Self
@@ -132,12 +133,24 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._searching = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self.waiting:
+        # A finder of a package that asks all others, as this one does, asks this one again.
+        if name not in self.waiting or getattr(self._searching, "name", None) == name:
             return None
+        self._searching.name = name
+        try:
+            return self._wrap_spec(name, path, target)
+        finally:
+            self._searching.name = None
+
+    def _wrap_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return what the other finders find, with a loader that calls the waiting functions."""
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None and finder is not self else None

@@ -1,5 +1,6 @@
 """Finds the line of the user's code that is running."""
 
+import ast
 import functools
 import os
 import re
@@ -32,6 +33,13 @@ def join_lines(lines: Collection[str]) -> str:
 def is_users(file: str) -> bool:
     """Return True if a file is the user's own, and not of Python, memcalc or a package."""
     return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
+
+
+def called_name(function: ast.expr) -> str:
+    """Return the name of a called function or method, or an empty text."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def users_frame(*, direct: bool = False) -> FrameType | None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,6 +96,7 @@ class _Run:
         os._exit = posix._exit = self._replace_exit
         session.patches.wrap(os, "execv", self._replace_exec)
         session.patches.wrap(os, "execve", self._replace_exec)
+        session.patches.wrap_later("torch.distributed.run", "run", self._replace_torchrun)
         try:
             self._ending = _run_to_end(request, session)
             self._finish()
@@ -168,12 +169,29 @@ class _Run:
     def _replace_exec(self, original: Any, path: Any, words: Any, variables: Any = None) -> None:
         """Replace ``os.execv``: exit with the command as the answer; memcalc runs it next."""
         given = (variables,) if variables is not None else ()
-        in_place = _getpid() == self._own and threading.current_thread() is threading.main_thread()
-        if not in_place or self._request.work or not os.path.isfile(path):
+        if not os.path.isfile(path):
             original(path, words, *given)
+        self._become(lambda: original(path, words, *given), (path, *words[1:]), variables)
+
+    def _replace_torchrun(self, original: Any, given: Any) -> None:
+        """Replace torchrun's own function, which launchers call: its command runs next."""
+        words = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={given.nnodes}"]
+        words.append(f"--nproc-per-node={given.nproc_per_node}")
+        words += ["-m"] * bool(given.module) + ["--no-python"] * bool(given.no_python)
+        words += [given.training_script, *given.training_script_args]
+        self._become(lambda: original(given), words)
+
+    def _become(
+        self, otherwise: Callable[[], object], words: Sequence[Any], variables: Any = None
+    ) -> None:
+        """Exit with a command as the answer; elsewhere than in the program, call ``otherwise``."""
+        in_place = _getpid() == self._own and threading.current_thread() is threading.main_thread()
+        if not in_place or self._request.work:
+            otherwise()
+            return
         after = {os.fsdecode(k): os.fsdecode(v) for k, v in (variables or os.environ).items()}
         new = {name: value for name, value in after.items() if self._variables.get(name) != value}
-        command = tuple(os.fsdecode(one) for one in (path, *words[1:]))
+        command = tuple(os.fsdecode(one) for one in words)
         becomes = Command(words=command, variables=new, folder=os.getcwd())
         self._ending = Ending(code=0, becomes=becomes)
         self._end_process()
@@ -246,7 +264,7 @@ def _report_error(error: BaseException) -> Ending:
     if isinstance(error, ChildDeathError):
         end_children()
         return Ending(code=1)
-    if isinstance(error, EndlessWaitError):
+    if isinstance(error, EndlessWaitError | EstimateError):
         show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
@@ -260,9 +278,9 @@ def _report_error(error: BaseException) -> Ending:
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_number.append(format_error(error))
     helps = advice(error)
-    if not helps and isinstance(error, ModuleNotFoundError):
-        way = stand_ins.how_to_install([error.name or ""])
-        module = (error.name or "").partition(".")[0]
+    if not helps and isinstance(error, ModuleNotFoundError) and error.name:
+        way = stand_ins.how_to_install([error.name])
+        module = error.name.partition(".")[0]
         helps = f"{way}." if way else _OTHER_PYTHON.format(pip_line([module], sys.executable))
     if helps:
         show(f"memcalc: {helps}\n")

@@ -22,6 +22,10 @@ print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None)
 """
 
 
+_OF_MODULES = ("", ".py", ".so")
+"""Endings of folders, files and extensions that a script may import from its own folder."""
+
+
 def check_imports(
     program: Program, typed: str, folder: Path, python: str, provided: Iterable[str]
 ) -> None:
@@ -39,7 +43,9 @@ def check_imports(
     """
     path = folder / program.path
     wanted = find_imports(path) - sys.stdlib_module_names - {*provided}
-    own = {name for name in wanted for one in (name, f"{name}.py") if (path.parent / one).exists()}
+    if not wanted:
+        return
+    own = {one.name.partition(".")[0] for one in path.parent.iterdir() if one.suffix in _OF_MODULES}
     lacking = _find_missing(python, wanted - own) if wanted - own else []
     if not lacking:
         return

@@ -8,6 +8,7 @@ asked carries new files out of the layers when the script has ended (``new_files
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,7 +55,8 @@ def enter(shared: Path) -> Namespace:
             found = _cover_all(shared)
             os.environ[_INSIDE] = _mount_namespace_id()
         except OSError as error:
-            found = Namespace(refused=error.strerror or str(error))
+            where = f"{error.filename}: " if error.filename else ""
+            found = Namespace(refused=f"{where}{error.strerror or error}")
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
     return found
 
@@ -70,7 +72,10 @@ def is_inside() -> bool:
 
 
 def _mount_namespace_id() -> str:
-    return os.readlink("/proc/self/ns/mnt")
+    """Return the identifier of this process's mount namespace; empty where there is no /proc."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/mnt")
+    return ""
 
 
 def read(shared: Path) -> Namespace | None:
@@ -88,21 +93,19 @@ def _cover_all(shared: Path) -> Namespace:
     places = find_places(has_users=not is_alone)
     if not is_alone:
         _unshare_users()
+    folder, mounted = os.getcwd(), list[str]()
     try:
         _mount("none", "/", "", _RECURSIVE | _PRIVATE)
-        folder, outside = os.getcwd(), os.open(shared, os.O_PATH)
-        in_memory, mounted = _make_layers_folder(layers), list[str]()
-        try:
-            covered, read_only = _cover(places, layers, mounted)
-            _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
-        except OSError:
-            for path in reversed(mounted):
-                _raise_if_failed(_libc.umount2(os.fsencode(path), _DETACH))
-            raise
-        finally:
-            os.close(outside)
-            os.chdir(folder)
+        in_memory = _make_layers_folder(layers)
+        with _opened([str(shared), str(layers), *places]) as opened:
+            covered, read_only = _cover(places, opened, str(layers), mounted)
+            _mount(opened[str(shared)], str(shared), "", _BIND)
+    except OSError:
+        for path in reversed(mounted):
+            _raise_if_failed(_libc.umount2(os.fsencode(path), _DETACH))
+        raise
     finally:
+        os.chdir(folder)
         if os.geteuid():
             _drop_capabilities()
     return Namespace(covered=tuple(covered), in_memory=in_memory, read_only=tuple(read_only))
@@ -124,32 +127,39 @@ def _make_layers_folder(layers: Path) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _opened(paths: list[str]) -> Iterator[dict[str, str]]:
+    """Yield paths that lead to these files and folders also when mounts hide them."""
+    numbers = list[int]()
+    try:
+        for path in paths:
+            numbers.append(os.open(path, os.O_PATH))
+        yield {path: f"/proc/self/fd/{one}" for path, one in zip(paths, numbers, strict=True)}
+    finally:
+        for one in numbers:
+            os.close(one)
+
+
 def _cover(
-    places: dict[str, bool], layers: Path, mounted: list[str]
+    places: dict[str, bool], opened: dict[str, str], layers: str, mounted: list[str]
 ) -> tuple[list[str], list[str]]:
     """Mount an overlay over each place, or make it read-only; return the places of both kinds.
 
     ``mounted``: gets each path with a mount, also where this fails.
     """
     covered, read_only = list[str](), list[str]()
-    # Not by their paths, which the first overlays hide.
-    opened = {path: os.open(path, os.O_PATH) for path in (str(layers), *places)}
-    inside = f"/proc/self/fd/{opened.pop(str(layers))}"
     for path, holds_files in places.items():
-        source = f"/proc/self/fd/{opened[path]}"
         if holds_files:
             with contextlib.suppress(OSError):
-                _overlay(source, path, f"{inside}/{len(covered)}")
+                _overlay(opened[path], path, f"{opened[layers]}/{len(covered)}")
                 covered.append(path)
                 mounted.append(path)
                 continue
-        _mount(source, path, "", _BIND)
+        _mount(opened[path], path, "", _BIND)
         mounted.append(path)
         if holds_files:
             _make_read_only(path)
             read_only.append(path)
-    for number in (int(inside.rpartition("/")[2]), *opened.values()):
-        os.close(number)
     return covered, read_only
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from memcalc.children.child import die_with, flush, show
 from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow import mail
 from memcalc.engine.follow.mail import Ties
 from memcalc.files.trace_file import unpack
@@ -156,6 +157,8 @@ class Ranks:
         """Set up this forked process as a rank, run the program, and exit."""
         die_with(os.getppid(), signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Some libraries start CUDA as they are imported.
+        internals.allow_cuda_after_fork()
         os.environ.update(self._environment(rank, helps=helps))
         launch, request = self._request.launch, self._request
         if launch is not None:

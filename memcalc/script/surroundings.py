@@ -98,12 +98,7 @@ def _report_gpus(patches: Patches, count: int) -> None:
         (torch.cuda, "get_device_properties", first_gpu),
     ):
         patches.set(owner, name, lambda *_, value=value, **__: value)
-
-    def get_states() -> list[torch.Tensor]:
-        return [torch.cuda.get_rng_state(0) for _ in range(count)]
-
-    for module in (torch.cuda, torch.cuda.random):
-        patches.set(module, "get_rng_state_all", get_states)
+    patches.set(torch.cuda, "default_generators", torch.cuda.default_generators[:1] * count)
 
 
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"

@@ -87,7 +87,7 @@ def hangs(request, speaker):
 
 
 def spawns(request, speaker):
-    made = subprocess.Popen(["sleep", "998"])
+    made = subprocess.Popen(["sleep", "998"], start_new_session=True)
     speaker.tell(pid=made.pid, own=os.getpid())
     time.sleep(999)
 

@@ -30,6 +30,7 @@ TELLING = {
 }
 SILENT = {
     "CUDA_VISIBLE_DEVICES": "3,4",
+    "MEMCALC_STUB_DEVICES": "0",
     "TORCH_LOGS": "dynamo",
     "TORCH_CUDA_ARCH_LIST": "8.0",
     "PYTORCH_VERSION": "2.14",

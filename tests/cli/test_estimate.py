@@ -133,6 +133,55 @@ def test_no_variable_of_a_shell_changes_an_answer_or_the_cache(memcalc, tmp_path
     assert not here.stderr
 
 
+SHELL = {
+    **dict.fromkeys(
+        ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU"), "true"
+    ),
+    **dict.fromkeys(
+        ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHINDUCTOR_MAX_AUTOTUNE"), "1"
+    ),
+    **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"), "3"),
+    **dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "USE_HUB_KERNELS"), "1"),
+    **dict.fromkeys(("PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCH_BLAS_PREFER_CUBLASLT"), "1"),
+    **dict.fromkeys(("FSDP_OFFLOAD_PARAMS", "FSDP_CPU_RAM_EFFICIENT_LOADING"), "true"),
+    **dict.fromkeys(("USE_TF", "NCCL_P2P_DISABLE", "TRITON_INTERPRET", "PYTHONOPTIMIZE"), "1"),
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_DYNAMO_BACKEND": "inductor",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "BNB_CUDA_VERSION": "118",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "CUDA_VISIBLE_DEVICES": "",
+    "DEEPSPEED_ZERO_STAGE": "3",
+    "MASTER_ADDR": "10.255.255.1",
+    "MEMCALC_STUB_DEVICES": "0",
+    "OMP_NUM_THREADS": "rubbish",
+    "PYTHONWARNINGS": "error",
+    "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:1",
+    "TORCH_LOGS": "bogus",
+    "TRANSFORMERS_ATTN_IMPLEMENTATION": "eager",
+}
+"""What some shell has set; of training libraries, CUDA, Python and launchers."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "question",
+    [
+        (*MAIN, "--loop", "trainer"),
+        ("estimate", "sized:model", "--input", "input=float32[32,8]", "--compile", "default"),
+    ],
+)
+def test_no_variable_of_a_shell_is_heard_by_a_process_that_starts_with_it(cold, tmp_path, question):
+    (tmp_path / "sized.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(8, 8)\n")
+    asked = (*question, "--no-cache", "-f", "json")
+    here, there = (cold(*asked, MEMCALC_WARM="", **told) for told in ({}, SHELL))
+    assert there.returncode == 0, there.stderr
+    answers = [json.loads(one.stdout) for one in (here, there)]
+    for figures in ("plan", "peak", "components", "phases"):
+        assert answers[0][figures] == answers[1][figures]
+    assert "ACCELERATE_MIXED_PRECISION" in there.stderr
+
+
 def test_code_of_a_user_reads_its_own_variables(memcalc, tmp_path):
     (tmp_path / "sized.py").write_text(
         "import os, torch\n"

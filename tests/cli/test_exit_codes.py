@@ -246,7 +246,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
     ("number", "words"),
     [
         *((number, ["sleep", "600"]) for number in SIGNALS),
-        *((number, ["sh", "-c", "sleep 600; true"]) for number in ("SIGTERM", "SIGHUP", "SIGINT")),
+        *((number, ["sh", "-c", "sleep 600; true"]) for number in SIGNALS),
     ],
 )
 def test_a_command_that_is_watched_ends_with_memcalc(number, words, tmp_path):
@@ -260,7 +260,7 @@ def test_a_command_that_is_watched_ends_with_memcalc(number, words, tmp_path):
         preexec_fn=_as_in_a_shell,
     )
     # A process that starts another program has no variables for a moment.
-    processes = 2 + ("sh" in words)
+    processes = 3 + ("sh" in words)
     begun = until(lambda: process.poll() is not None or len(living(mark.encode())) == processes, 60)
     assert process.poll() is None, process.stderr.read()
     assert begun
@@ -269,3 +269,20 @@ def test_a_command_that_is_watched_ends_with_memcalc(number, words, tmp_path):
     by = signal.Signals[number]
     assert process.wait(10) in (-by, 128 + by, 128 + signal.SIGTERM)
     assert until(lambda: not living(mark.encode()), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("json", ""), ("typing", ""), ("enum", ""), ("msgspec", ""), ("typer", ""), ("json", "1 / 0")],
+)
+def test_a_file_that_hides_a_module_is_named_in_one_sentence(tmp_path, name, text):
+    (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "memcalc", "list", "gpus"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr.startswith(f"error: {tmp_path}/{name}.py hides the {name} module")
+    assert done.stderr.count("\n") == 1

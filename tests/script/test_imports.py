@@ -47,7 +47,7 @@ def test_the_python_that_has_it_is_what_to_type(check, monkeypatch, tmp_path):
     "text",
     [
         "import os, torch",
-        "import mine\nfrom package import x",
+        "import mine, compiled\nfrom package import x",
         "try:\n    import not_there\nexcept ImportError:\n    pass",
         "def later():\n    import not_there",
         "import sys\nsys.path.append('..')\nimport not_there",
@@ -59,6 +59,7 @@ def test_the_python_that_has_it_is_what_to_type(check, monkeypatch, tmp_path):
 )
 def test_what_may_be_there_is_left_to_python(check, tmp_path, text):
     (tmp_path / "mine.py").touch()
+    (tmp_path / "compiled.cpython-311-x86_64-linux-gnu.so").touch()
     (tmp_path / "package").mkdir()
     check(text, provided=("provided",))
 

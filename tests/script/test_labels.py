@@ -414,6 +414,15 @@ GROWN = """
             found = rows @ weights[0]
         return found
 """
+ON_META = """
+    import torch
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+    model(torch.empty(4, 256, device="meta"))
+    model.to_empty(device="cuda")
+    loss = model
+    optimizer = torch.optim.Adam(model.parameters())
+"""
 ONE = 256 * 257
 BY_TURNS = """
     import torch
@@ -442,6 +451,7 @@ def test_every_model_that_is_called_is_named_and_no_part_of_one(run):
         pytest.param(TAUGHT, 2 * ONE, ONE, marks=pytest.mark.nightly),
         (TENSORS, 2 * 256 * 256, 2 * 256 * 256),
         (GROWN, 4 * 256 * 256, 4 * 256 * 256),
+        (ON_META, 2 * ONE, 2 * ONE),
     ],
 )
 def test_each_parameter_of_every_model_on_the_gpu_is_counted_once(run, script, parameters, trained):

@@ -218,10 +218,11 @@ def test_a_namespace_that_fails_midway_covers_nothing(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "old.txt").write_text("old")
     script = f"""
+import os
 import sys
 from pathlib import Path
 from memcalc.script import namespace
-real, count = namespace._overlay, []
+real, count, descriptors = namespace._overlay, [], os.listdir("/proc/self/fd")
 def fail(folder, at, layer):
     if not layer.endswith("tried"):
         count.append(at)
@@ -234,6 +235,7 @@ namespace._overlay, namespace._make_read_only = fail, refuse
 shared = Path({str(tmp_path)!r}, "shared")
 shared.mkdir()
 print(namespace.enter(shared).refused, len(count))
+assert os.listdir("/proc/self/fd") == descriptors
 Path("old.txt").write_text("changed")
 """
     done = subprocess.run(

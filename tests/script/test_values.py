@@ -35,6 +35,14 @@ KNOWN = """
         assert turned[: size // 2].mean().item() == 7 and turned[size // 2 :].max().item() < 1
         assert turned.zero_().sum().item() == 0
     assert torch.zeros(5000, device="cuda").sum().item() == 0
+    threes = torch.full((3, 3), 3.0).cuda()
+    for size in (3, 300):
+        added = torch.zeros(size, size, device="cuda")
+        torch.add(threes.repeat(size // 3, size // 3), 1.0, out=added)
+        assert added.mean().item() == 4
+        added.sub_(9).relu_()
+        assert added.sum().item() == 0
+    assert torch.nn.functional.hardtanh_(threes.clone()).sum().item() == 9
     assert torch.ones(5000, device="cuda").sum().item() == 5000
     running = torch.zeros((), device="cuda")
     for _ in range(3):
@@ -158,11 +166,13 @@ DECIDES = """
     import math, statistics, torch, torch.nn as nn
     net, norm = nn.Linear(512, 512).cuda(), nn.BatchNorm1d(512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    losses, weights = torch.zeros(3), [torch.ones(3).cuda() for _ in range(2)]
+    losses, products = torch.zeros(3), torch.ones(9, 9).cuda()
+    weights, sums = [[torch.ones(3).cuda() for _ in range(2)] for _ in range(2)]
     for step in range(3):
         loss = norm(net(torch.randn(64, 512, device="cuda"))).square().mean()
         loss.backward(); optimizer.step(); optimizer.zero_grad(); losses[step] = loss.item()
         torch._foreach_lerp_(weights, [one * 3 for one in weights], 0.5)
+        torch._foreach_mul_(sums, loss.item())
         if loss.item() < 0.05:
             break
         if step == 1 and {condition}:
@@ -208,6 +218,8 @@ def at_night(*conditions):
             "(losses.cuda() * 2).max().item() > 2",
             "(torch.ones(3) * loss.item()).sum() > 3",
             "weights[0].sum().item() > 4",
+            "sums[0].sum().item() > 4",
+            "torch.mm(*[torch.ones(9, 9).cuda()] * 2, out=products).max().item() > 2",
             "not torch.allclose(loss, loss * 2)",
             "not torch.isclose(loss, loss * 2).all()",
         ),
@@ -219,16 +231,16 @@ def test_what_another_branch_needs_is_told(run, condition):
     assert prediction.peak.allocated < 256 << 20
     assert prediction.fit.verdict is FitVerdict.FITS
     said = prediction.assumptions[0]
-    assert "decide at train.py:10, train.py:12" in said
-    assert "train.py:10 (" in said
-    assert "train.py:12 (256.0 MiB more)" in said
+    assert "decide at train.py:12, train.py:14" in said
+    assert "train.py:12 (" in said
+    assert "train.py:14 (256.0 MiB more)" in said
 
 
 def test_another_branch_that_does_not_fit_leaves_it_tight(run):
     script = DECIDES.replace("{condition}", "loss.item() < 1e-3").replace("64 << 20", "8 << 30")
     prediction = run(script, gpu="t4").traced.prediction
     assert prediction.fit.verdict is FitVerdict.TIGHT
-    assert "train.py:12 (runs out of memory)" in prediction.assumptions[0]
+    assert "train.py:14 (runs out of memory)" in prediction.assumptions[0]
 
 
 def test_a_guard_that_skips_every_step_gives_way_to_training(run):
@@ -252,7 +264,7 @@ def test_a_guard_that_skips_every_step_gives_way_to_training(run):
 
 
 GOES_TO_THE_HOST = """
-    import json, math, pickle, numpy as np, pandas, torch
+    import array, json, math, pickle, struct, numpy as np, pandas, torch
     net = torch.nn.Linear(512, 512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(3):
@@ -277,6 +289,9 @@ GOES_TO_THE_HOST = """
             "float(f'loss {loss.item()}'.split()[1]) > 1",
             "np.float64(3) * loss.item() > 3",
             "float(f'{loss.item():.3f}') > 1",
+            "torch.Tensor([loss.item()]).mean() > 1",
+            "array.array('d', [loss.item()])[0] > 1",
+            "struct.unpack('d', struct.pack('d', loss.item()))[0] > 1",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from memcalc import shadowing
 from memcalc.engine.environment import folders, installed
 from memcalc.engine.environment.installed import Package, Torch
 from memcalc.engine.environment.releases import (
@@ -100,7 +101,8 @@ def _require_release(here: Torch | None) -> Release:
         EstimateError: PyTorch is not installed, or is no release.
     """
     if here is None:
-        raise EstimateError("PyTorch is not installed: type pip install torch, or name a release.")
+        missing = "PyTorch is not installed: type pip install torch, or name a release."
+        raise EstimateError(shadowing.describe_hiding("torch") or missing)
     if (found := of_version(here.version)) is None:
         raise EstimateError(
             f"PyTorch {here.version} is a build without CUDA, and no index has that version "

@@ -60,6 +60,8 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
+        self._counted_on_meta: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Models that were called while they had parameters on meta."""
         self.counts = Counts(counters.interval)
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
@@ -147,6 +149,8 @@ class Models:
             self._paths.setdefault(part, f"{prefix}{_WRAPPED.sub('', path)}".rstrip("."))
         if not self._counted or self.counts.add_model(root, self._births.get(root, 0), ran=True):
             self._roots.append(weakref.ref(root))
+        if any(one.is_meta for one in root.parameters()):
+            self._counted_on_meta.add(root)
         self.sweep()
 
     def _find_root(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -177,6 +181,10 @@ class Models:
         for one in others:
             if not any(map(is_lazy, one.parameters())):
                 self.counts.add_model(one, self._births.get(one, 0), ran=False)
+        for root in self._counted_on_meta.intersection(roots):
+            if not any(one.is_meta for one in root.parameters()):
+                self.counts.add_model(root, self._births.get(root, 0), ran=True)
+                self._counted_on_meta.discard(root)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
         self._parameters += self._alone

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import cpu_view, is_plain
+from memcalc.engine.host_view import is_plain
 from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
 from memcalc.engine.values.rules import LARGE, SMALL, Followed
 
@@ -78,7 +78,7 @@ class Transfers:
             return
         weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
         if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take(out.numel()):
-            self._numbers.time_call(out.numel(), cpu_view(out).copy_, source)
+            self._numbers.write(out, source)
             self._numbers.mark(out, made_up)
 
     def _copy_to_host(self, out: torch.Tensor, source: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ class Transfers:
         unknown = source.is_floating_point() and not self._numbers.read_mark(source)
         converted = not source.is_contiguous() or source.dtype is not out.dtype
         if (unknown and source.numel() <= _READ) or (converted and source.numel() <= LARGE):
-            out.copy_(self._numbers.host(source))
+            self._numbers.write(out, self._numbers.host(source))
         if self._numbers.state(source) != KNOWN:
             self._numbers.mark(out, made_up=True)
 

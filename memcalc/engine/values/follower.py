@@ -35,6 +35,7 @@ from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
 from memcalc.engine.values.deferred import can_defer, defer
 from memcalc.engine.values.draws import Draws
+from memcalc.engine.values.extensions import own_namespaces
 from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
 from memcalc.engine.values.reads import Reads
 from memcalc.engine.values.rules import (
@@ -59,7 +60,7 @@ from memcalc.engine.values.rules import (
     read_by,
 )
 from memcalc.engine.values.threads import COUNTS, VALUES
-from memcalc.engine.values.updates import Updates
+from memcalc.engine.values.updates import Updates, list_writers
 
 Rule = Callable[[Followed, Any, Any], Any]
 """Runs an operator with its positional and keyword arguments, and computes its numbers."""
@@ -75,6 +76,8 @@ _PUT = 1 << 20
 
 def prepare() -> None:
     """Read the operators to follow, so that forks of this process need not."""
+    own_namespaces()
+    list_writers()
     for at in (VALUES, COUNTS):
         threads.pass_through(at)
         list_followed(counts=at == COUNTS)
@@ -180,8 +183,6 @@ class Values:
                 first = next((each for each in first if each.numel()), first[0])
             if not isinstance(first, torch.Tensor) or not first.is_floating_point():
                 return self._compute(one, args, kwargs)
-            if one.given_result:
-                return op(*args, **kwargs)
             if chooses and first.is_cuda and self.state(first) != KNOWN:
                 return self._draws.spread(op(*args, **kwargs), args, kwargs, *chooses)
             count = first.numel()
@@ -200,7 +201,9 @@ class Values:
             if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
                 return self._compute(one, args, kwargs)
             out = op(*args, **kwargs)
-            if one.writes:
+            if one.given_result:
+                self._numbers.forget(one.written(args, kwargs))
+            elif one.writes:
                 self._numbers.unknown.drop(first)
             elif base in DISTRIBUTIONS:
                 self._draws.distribute(base, out, args[1])
@@ -327,7 +330,7 @@ class Values:
             if each.is_cuda and each.is_floating_point():
                 (self._numbers.overwrite if one.overwrites else self._numbers.settle)(each)
                 if not self.state(each):
-                    self._numbers.unknown.write(each)
+                    self._numbers.write(each, self._numbers.host(each))
         with contextlib.suppress(Exception):
             view = functools.partial(self._numbers.host_argument, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs

@@ -15,7 +15,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from memcalc.engine import torch_internals as internals
-from memcalc.engine.host_view import Place, cpu_view, is_plain, one_thread, tensors_in
+from memcalc.engine.host_view import (
+    Place,
+    bytes_at,
+    cpu_view,
+    is_plain,
+    one_thread,
+    tensors_in,
+)
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values.rules import MASKS
 from memcalc.engine.values.unknown import MOST_MARKED, Later, Unknown
@@ -108,8 +115,13 @@ class Numbers:
         """Set every element of a tensor on the GPU to a value, and mark it as known."""
         if tensor.is_cuda and tensor.numel() and stub.maps():
             self.overwrite(tensor)
-            cpu_view(tensor).fill_(value)
+            self.write(tensor, value)
             self.mark(tensor, False)
+
+    def write(self, tensor: torch.Tensor, numbers: Any) -> None:
+        """Write numbers, or one for all elements, to the memory of a tensor."""
+        put = "copy_" if isinstance(numbers, torch.Tensor) else "fill_"
+        self.time_call(tensor.numel(), getattr(cpu_view(tensor), put), numbers)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a read-only CPU tensor with the numbers that a tensor reads as."""
@@ -127,10 +139,14 @@ class Numbers:
         if self.read_mark(tensor):
             self.unknown.drop(tensor)
             return
-        with contextlib.suppress(Exception), one_thread():
-            made = self.unknown.settle(tensor)
-            if made is not None:
-                self._mark(*made)
+        found = self.unknown.take(tensor)
+        if found is None:
+            return
+        with contextlib.suppress(Exception):
+            count = tensor.untyped_storage().nbytes() // found.dtype.itemsize
+            made = self.time_call(count, found.make).reshape(-1)
+            self.write(bytes_at(found.at, found.dtype, made.numel()), made)
+            self._mark(found.at, made.nbytes, found.made_up)
 
     def overwrite(self, tensor: torch.Tensor) -> None:
         """Prepare a tensor for a write of all its elements: other elements of its storage stay."""
@@ -155,14 +171,18 @@ class Numbers:
         A mask is the same for all layers.
         """
         if tensor.numel() <= TIMED or not tensor.is_cuda or tensor.is_inference():
-            return self.host(tensor).clone()
+            return self._clone(tensor)
         state = Place.from_tensor(tensor), tensor._version
         if self._copied is not None:
             storage, known, copy = self._copied
             if known == state and not storage.expired():
                 return copy
-        copy = self.host(tensor).clone()
+        copy = self._clone(tensor)
         self._copied = StorageWeakRef(tensor.untyped_storage()), state, copy
+        return copy
+
+    def _clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy: torch.Tensor = self.time_call(tensor.numel(), self.host(tensor).clone)
         return copy
 
     def host_argument(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +200,7 @@ class Numbers:
             if one.is_cuda and one.numel() and one.shape == other.shape:
                 # New memory is zero, and pages that stay zero cost nothing.
                 if one.numel() <= TIMED or _has_some(other):
-                    self.time_call(one.numel(), cpu_view(one).copy_, other)
+                    self.write(one, other)
                 if finite and made_up:
                     place = Place.from_tensor(one)
                     self.time_call(one.numel(), self.make_finite, cpu_view(one), place)
@@ -196,7 +216,7 @@ class Numbers:
     def fill(self, out: torch.Tensor, value: float | bool, *, made_up: bool = True) -> None:
         """Set every element of a result to a value, and mark it; large floats are only marked."""
         if value and out.numel() and (out.dtype in MASKS or out.numel() <= _FILLED):
-            cpu_view(out).fill_(value)
+            self.write(out, value)
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:

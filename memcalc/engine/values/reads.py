@@ -26,6 +26,7 @@ from memcalc.engine.values.known import KNOWN, Numbers
 
 _C: Any = torch._C
 _TENSORBOARD = "torch.utils.tensorboard.writer"
+_WANDB = "wandb.integration.torch.wandb_torch"
 _ENDLESS = 1_000
 """Equal decisions in a row after which a loop that waits for the opposite one gets it."""
 _LONG = 64
@@ -74,6 +75,7 @@ class Reads:
         for owner, name in ((torch.Tensor, "__repr__"), (torch, "save")):
             patches.wrap(owner, name, self._call_display)
         patches.wrap_later("safetensors.torch", "save_file", self._call_display)
+        patches.wrap_later(_WANDB, "TorchHistory.log_tensor_stats", self._call_display)
         for name in ("add_scalar", "add_scalars", "add_histogram"):
             patches.wrap_later(_TENSORBOARD, f"SummaryWriter.{name}", self._call_display)
         if hasattr(torch.serialization, "add_safe_globals"):
@@ -231,4 +233,6 @@ class Reads:
             self.choose()
         elif not tensor.is_floating_point():
             self.escape(follows=True)
+        elif uses.takes_plain_numbers():
+            self.escape()
         return marked.mark(found)

@@ -61,7 +61,7 @@ linalg_cholesky_ex linalg_matrix_exp lgamma digamma erfc erfinv exp2 sinc asin a
 asinh acosh atanh logit copysign hypot xlogy heaviside renorm index_reduce cauchy_ geometric_
 log_normal_ max_unpool2d max_unpool3d lu_unpack addbmm geqrf ormqr triangular_solve linalg_qr
 _linalg_eigh linalg_lu_factor_ex linalg_lu linalg_lu_solve linalg_solve_triangular
-_linalg_svd _linalg_solve_ex linalg_householder_product cholesky cholesky_solve
+_linalg_svd _linalg_solve_ex linalg_householder_product cholesky cholesky_solve _amp_update_scale_
 """.split()
 """Operators whose results are computed on the host where that is cheap enough."""
 WITH_COUNTS = """

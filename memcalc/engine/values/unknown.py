@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memcalc.engine.host_view import Place, bytes_at, cpu_view
+from memcalc.engine.host_view import Place
 
 LOWEST, HIGHEST = 0.1, 0.9
 """Range of made-up numbers: away from 0 and 1, because thresholds lie near them."""
@@ -26,7 +26,7 @@ MOST_MARKED = 256
 """Noted storages above which freed ones are dropped."""
 
 
-class _Postponed(NamedTuple):
+class Postponed(NamedTuple):
     """The numbers of one storage, to be made when they are first read."""
 
     storage: StorageWeakRef
@@ -64,7 +64,7 @@ class Unknown:
     def __init__(self) -> None:
         self.vary(1.0)
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
-        self._postponed: dict[int, _Postponed] = {}
+        self._postponed: dict[int, Postponed] = {}
         self._most = MOST_MARKED
 
     def vary(self, factor: float) -> None:
@@ -105,10 +105,6 @@ class Unknown:
             self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
 
-    def write(self, tensor: torch.Tensor) -> None:
-        """Write made-up numbers to the memory of a tensor on the GPU."""
-        cpu_view(tensor).copy_(self.like(Place.from_tensor(tensor)))
-
     def postpone(
         self, tensor: torch.Tensor, make: Callable[[], torch.Tensor], *, made_up: bool
     ) -> None:
@@ -122,7 +118,7 @@ class Unknown:
         if len(self._postponed) > self._most:
             self.forget_freed()
         storage = tensor.untyped_storage()
-        self._postponed[storage._cdata] = _Postponed(
+        self._postponed[storage._cdata] = Postponed(
             StorageWeakRef(storage), make, made_up, tensor.data_ptr(), tensor.dtype
         )
 
@@ -150,26 +146,19 @@ class Unknown:
         found = self._find_entry(tensor)
         return None if found is None else found.made_up
 
-    def settle(self, tensor: torch.Tensor) -> tuple[int, int, bool] | None:
-        """Write the postponed numbers of a tensor's storage.
-
-        Returns:
-            Address, bytes, and True if they are made up; None if nothing was postponed.
-        """
+    def take(self, tensor: torch.Tensor) -> Postponed | None:
+        """Return the postponed numbers of a tensor's storage, and forget them; None without."""
         found = self._find_entry(tensor)
-        if found is None:
-            return None
-        del self._postponed[tensor.untyped_storage()._cdata]
-        made = found.make()
-        bytes_at(found.at, found.dtype, made.numel()).copy_(made.reshape(-1))
-        return found.at, made.numel() * found.dtype.itemsize, found.made_up
+        if found is not None:
+            del self._postponed[tensor.untyped_storage()._cdata]
+        return found
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Drop postponed numbers of a tensor's storage, because others were written there."""
         if self._postponed and _has_storage(tensor):
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
-    def _find_entry(self, tensor: torch.Tensor) -> _Postponed | None:
+    def _find_entry(self, tensor: torch.Tensor) -> Postponed | None:
         if not self._postponed or not _has_storage(tensor):
             return None
         storage = tensor.untyped_storage()

@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from memcalc.engine import source_lines
+from memcalc.engine.source_lines import called_name
 
 _SHOWS = frozenset(
     """
@@ -36,6 +37,12 @@ _PARSERS = re.compile(
     r"|\b(?:float|int)\(\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\()"
 )
 """Finds calls that read numbers from text or files."""
+_TAKERS = re.compile(
+    r"(?<!np\.)(?<!numpy\.)\b(?:(?:Float|Double|Half|BFloat16|Long|Int)?Tensor|array|pack|pack_into"
+    r"|fromlist|c_(?:float|double|long|int))\("
+)
+"""Finds calls that take the plain values of Python's numbers: PyTorch's old constructors, and
+``array``, ``struct`` and ``ctypes``."""
 _WALKED = 80
 """The most instructions to search for a raise: a message with several values takes about 50."""
 _SKIPPED = frozenset(("TO_BOOL", "CACHE", "NOT_TAKEN", "EXTENDED_ARG", "COPY_FREE_VARS", "NOP"))
@@ -207,7 +214,7 @@ def _is_only_shown(code: CodeType, at: int, marked: bool) -> bool:
     if isinstance(node, ast.Call) and _is_display(node):
         return True
     reads = isinstance(node, ast.JoinedStr | ast.FormattedValue) or (
-        isinstance(node, ast.Call) and _callee(node.func) in _READS
+        isinstance(node, ast.Call) and called_name(node.func) in _READS
     )
     return node is not None and (marked or reads) and _Uses(source).all_shown(node, marked)
 
@@ -253,7 +260,7 @@ class _Uses:
 
     def _call_shows(self, call: ast.Call, marked: bool) -> bool:
         """Return True if a call prints its argument, or its result is only printed."""
-        name = _callee(call.func)
+        name = called_name(call.func)
         if _is_display(call) or (marked and name == "append"):
             return True
         plain = name in _READS or name == "join"
@@ -276,29 +283,41 @@ class _Uses:
         )
 
 
-def _callee(function: ast.expr) -> str:
-    """Return the name of a called function or method, or an empty text."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
 def _is_display(call: ast.Call) -> bool:
     """Return True if a call prints or logs its arguments."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if _callee(call.func) == "log" and (owner is None or _callee(owner) in ("math", "np", "torch")):
+    if called_name(call.func) == "log" and (
+        owner is None or called_name(owner) in ("math", "np", "torch")
+    ):
         return False
-    return _callee(call.func) in _SHOWS
+    return called_name(call.func) in _SHOWS
 
 
 def parses_text() -> bool:
-    """Return True if a file of the user's parses numbers from text or files."""
-    files = {str(getattr(one, "__file__", None) or "") for one in list(sys.modules.values())}
+    """Return True if the user's code parses numbers from text or files."""
+    return _users_code_has(_PARSERS)
+
+
+def takes_plain_numbers() -> bool:
+    """Return True if the user's code passes numbers to functions that ask them for no method."""
+    return _users_code_has(_TAKERS)
+
+
+def _users_code_has(calls: re.Pattern[str]) -> bool:
+    """Return True if the running file of the user's, or an imported one, has such a call."""
     frame = source_lines.users_frame()
-    return any(map(_parses, files | ({frame.f_code.co_filename} if frame is not None else set())))
+    running = frame is not None and _has(calls, frame.f_code.co_filename)
+    return running or _imported_code_has(calls, len(sys.modules))
+
+
+@functools.lru_cache(maxsize=4)
+def _imported_code_has(calls: re.Pattern[str], _: int) -> bool:
+    """Search the user's imported files, again only if the number of modules has changed."""
+    files = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
+    return any(_has(calls, file) for file in files if file)
 
 
 @functools.cache
-def _parses(file: str) -> bool:
-    """Return True if a file of the user's calls a function that parses numbers."""
-    return source_lines.is_users(file) and any(map(_PARSERS.search, linecache.getlines(file)))
+def _has(calls: re.Pattern[str], file: str) -> bool:
+    """Return True if a file is the user's and has such a call."""
+    return source_lines.is_users(file) and any(map(calls.search, linecache.getlines(file)))
