@@ -15,6 +15,15 @@ COMMON = (
     *("grad_accum", "parallel", "devices"),
 )
 """Options of a plan that ``--help`` shows; ``--help-all`` shows the others too."""
+PAGES = {
+    **dict.fromkeys(("estimate", "diff", "suggest"), "questions"),
+    **dict.fromkeys(("explain", "report"), "tutorial"),
+    **dict.fromkeys(("measure", "compare", "run", "watch", "show", "doctor"), "measure"),
+    **dict.fromkeys(("check", "init"), "ci"),
+    "fit": "fit",
+    "simulate": "your-own-script",
+}
+"""The page of the docs on each verb."""
 _MOST = "Common settings"
 ALL = "memcalc.all"
 
@@ -61,6 +70,9 @@ class Command(TyperCommand):
             with formatter.section("Examples"):
                 for example in self.epilog.splitlines():
                     formatter.write(f"  {example}\n")
+        page = PAGES.get(ctx.info_name)
+        if page is not None:
+            formatter.write(f"\nRead more: docs/{page}.md in memcalc's repository.\n")
 
 
 def say(text: str) -> None:

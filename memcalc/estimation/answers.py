@@ -95,25 +95,18 @@ class Answers:
         """Predict plans in order, from the cache or by runs; a plan that fails yields its error."""
         return map(self._add_notes, plans, cast(Iterator[Answer], self._answer_each(plans, ())))
 
-    def trace(self, plan: Plan) -> Traced:
+    def trace(self, plan: Plan, before: Sequence[Plan] = ()) -> Traced:
         """Return the prediction and allocation events of a plan, from the cache or by a run.
+
+        ``before``: plans that will be asked about next; they are started, and not waited for.
 
         Raises:
             MemcalcError: it cannot be traced.
         """
-        return self.trace_before(plan, ())
-
-    def trace_before(self, plan: Plan, others: Sequence[Plan]) -> Traced:
-        """Trace one plan; start others that will be asked about next, and do not wait for them.
-
-        Raises:
-            MemcalcError: the first plan cannot be traced.
-        """
-        traced = next(self._answer_each([plan, *others], [plan]))
+        traced = next(self._answer_each([plan, *before], [plan]))
         if isinstance(traced, MemcalcError):
             raise traced
-        assert isinstance(traced, Traced)
-        return traced
+        return cast(Traced, traced)
 
     def predict_one(self, plan: Plan) -> Prediction:
         """Predict one plan; raise its error if it fails.
@@ -155,8 +148,7 @@ class Answers:
         self, function: Callable[[T], U], items: Sequence[T]
     ) -> Iterator[Sequence[Future[U]]]:
         """Start threads that call a function for each item; yield the futures of the results."""
-        # Imported here: an answer from the cache does not need it.
-        from concurrent.futures import Future
+        from concurrent.futures import Future  # An answer from the cache does not need it.
 
         results: list[Future[U]] = [Future() for _ in items]
         waiting = deque(zip(items, results, strict=True))
@@ -209,20 +201,17 @@ class Answers:
                 known = {one: self._recall(one, one in traced) for one in plans}
                 alike: dict[object, list[Plan]] = {}
                 for plan, found in known.items():
-                    if found is None and not self._is_under_way(plan, plan in traced):
+                    under_way = self._under_way.get((plan, plan in traced))
+                    if found is None and (under_way is None or under_way.cancelled()):
                         key = plan if plan in traced else _find_run(plan)
                         alike.setdefault(key, []).append(plan)
                 groups = list(alike.values())
                 run = functools.partial(self._run_and_store, traced=traced)
-                runs = stack.enter_context(self._start_threads(run, groups)) if groups else ()
+                runs = stack.enter_context(self._start_threads(run, groups)) if groups else []
                 for group, started in zip(groups, runs, strict=True):
                     self._under_way |= {(plan, plan in traced): started for plan in group}
             for plan in plans:
                 yield known[plan] or self._wait_for(plan, plan in traced)
-
-    def _is_under_way(self, plan: Plan, traced: bool) -> bool:
-        run = self._under_way.get((plan, traced))
-        return run is not None and not run.cancelled()
 
     def _wait_for(self, plan: Plan, traced: bool) -> Traced | Answer:
         """Return the answer of a plan under way; start it again if its asker stopped waiting."""
@@ -280,8 +269,8 @@ class Answers:
     def _find_traced(self, plan: Plan) -> Traced | None:
         """Return a traced run whose replay can answer a plan, or None."""
         key, known = _find_run(plan), list(self._known.values())
-        traced = [one for one in known if isinstance(one, Traced)]
-        return next((one for one in traced if _find_run(one.prediction.plan) == key), None)
+        alike = (o for o in known if isinstance(o, Traced) and _find_run(o.prediction.plan) == key)
+        return next(alike, None)
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""

@@ -7,12 +7,15 @@ import threading
 
 import pytest
 
+from memcalc.__main__ import run
 from memcalc.catalog import gpus
 from memcalc.cli import offers
 from memcalc.cli.app import VERBS, app
+from memcalc.cli.command import PAGES
 from memcalc.cli.progress import progress
 from memcalc.records.fields import FIELDS
 from memcalc.records.progress import Progress, tell
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -138,3 +141,11 @@ def test_a_distribution_of_lengths_is_checked_before_anything_runs(memcalc, leng
     done = memcalc("estimate", "gpt2", "--lengths", lengths, "--torch", "2.0")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --lengths {lengths}")
+
+
+@pytest.mark.parametrize("verb", PAGES)
+def test_the_help_of_a_verb_names_a_page_of_the_docs_that_tells_of_it(verb, capsys):
+    assert run([verb, "--help"]) == 0
+    page = f"docs/{PAGES[verb]}.md"
+    assert f"Read more: {page}" in capsys.readouterr().out
+    assert f"memcalc {verb}" in (ROOT / page).read_text()

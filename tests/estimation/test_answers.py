@@ -140,7 +140,7 @@ def test_a_plan_under_way_is_waited_for_alone_and_run_once(traced, slow_engine):
     plan = traced.prediction.plan
     quick, slow = (replace(plan, batch=size) for size in (6, 16))
     answers = Answers(use_cache=False, workers=3)
-    answers.trace_before(plan, [slow, quick])
+    answers.trace(plan, before=[slow, quick])
     found = answers.predict([quick, slow])
     assert next(found).plan == quick, "it does not wait for the slow one"
     may.set()

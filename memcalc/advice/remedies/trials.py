@@ -75,7 +75,7 @@ def trace_before(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> Tr
     """
     tried = dict.fromkeys(_apply_or_explain(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    return answers.trace_before(plan, others)
+    return answers.trace(plan, before=others)
 
 
 def _apply_or_explain(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
