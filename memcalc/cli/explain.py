@@ -47,10 +47,7 @@ def command(
     if _explain_oom_text(settings, output, words or []):
         return
     if words:
-        raise UsageError(
-            "Only a log takes a command. Scripts are run by simulate: type memcalc simulate -- "
-            "python train.py, then memcalc explain last."
-        )
+        raise UsageError(_ONLY_LOGS)
     plans, kept = _read_plans(settings)
     plans = plans or [make_plan(settings, "memcalc explain answers for")]
     if len(plans) > 1:
@@ -81,6 +78,12 @@ def command(
         write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output.file)
     if under is not None and best is None:
         raise typer.Exit(1)
+
+
+_ONLY_LOGS = (
+    "Only a log takes a command. Scripts are run by simulate: type memcalc simulate -- python "
+    "train.py, then memcalc explain last."
+)
 
 
 def _explain_oom_text(settings: dict[str, Any], output: Output, words: list[str]) -> bool:

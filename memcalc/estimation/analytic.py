@@ -97,12 +97,6 @@ def estimate(
     least = sum(astuple(kept)) + (scratch if choice.kind == "foreach" else 0)
     device = make_device(gpu) if gpu is not None else None
     fit = cannot_fit(least, device) if device is not None else None
-    assumptions: tuple[str, ...] = (
-        f"{plan.batch} x {live.seq} tokens",
-        "activations by the closed form of Korthikanti et al. 2022, adapted",
-    )
-    if live.unknown:
-        assumptions = (f"activations are left out of every figure: {live.unknown}",)
     phases = [PhasePeak(phase=phase, requested=level) for phase, level in levels.items()]
     return replace(
         build_prediction(plan, inventory, choice, state, phases, parts[top], "analytic"),
@@ -110,10 +104,17 @@ def estimate(
         seq=live.seq,
         gradients=kept.gradients,
         fit=replace(fit, metric="requested") if fit is not None else None,
-        assumptions=assumptions,
+        assumptions=_list_assumptions(plan, live),
         uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
         unknown=_explain_unknown(live, None if fit is not None else device, least, levels[top]),
     )
+
+
+def _list_assumptions(plan: Plan, live: ActivationBytes) -> tuple[str, ...]:
+    if live.unknown:
+        return (f"activations are left out of every figure: {live.unknown}",)
+    source = "activations by the closed form of Korthikanti et al. 2022, adapted"
+    return (f"{plan.batch} x {live.seq} tokens", source)
 
 
 def _explain_unknown(

@@ -95,6 +95,9 @@ IN_BACKWARD = """
     net[0].register_full_backward_hook(lambda module, inputs, outputs: looks(outputs[0]))
     for _ in range(2):
         net(torch.randn(128, 512, device="cuda")).square().mean().backward()
+    offsets = torch.tensor([0, 50, 128]).cuda()
+    jagged = torch.nested.nested_tensor_from_jagged(net(torch.ones(128, 512).cuda()), offsets)
+    sum(one.mean() for one in jagged.unbind()).backward()
 """
 UNKNOWN = """
     import json, math, pickle, random

@@ -173,8 +173,7 @@ class Values:
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
-        # Known numbers are computed with at any size, made-up ones in small tensors.
-        waiting = (False,), (False, True)
+        waiting = (False,), (False, True)  # Made-up numbers are computed with in small tensors.
         end = ENDS.get(base) if chooses is None else None
 
         def follow(_: Followed, args: Any, kwargs: Any) -> Any:

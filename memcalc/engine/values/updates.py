@@ -136,7 +136,13 @@ class Updates:
 
         Fused optimizers add to their counts of steps so, which stay known.
         """
-        out = original(tensors, *args, **kwargs)
+        if self._stepping:
+            # What a step writes is forgotten at its end; each tensor of a list on the host would
+            # be followed alone.
+            with _C._ExcludeDispatchKeyGuard(threads.keys()):
+                out = original(tensors, *args, **kwargs)
+        else:
+            out = original(tensors, *args, **kwargs)
         if torch.compiler.is_compiling() or not tensors or not tensors[0].is_cuda:
             return out
         counts = original.__name__ == "_foreach_add_" and tensors[0].numel() == 1
