@@ -15,6 +15,7 @@ from typing import Any
 
 from memcalc.children.child import Speaker
 from memcalc.engine import driver, simulated_gpu
+from memcalc.engine.alloc_conf import parse_alloc_conf
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.artifact import decode, encode
@@ -68,6 +69,10 @@ def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
     if card.conf:
         internals.set_allocator(card.conf)
     torch.cuda.init()
+    if (allowed := parse_alloc_conf(card.conf).reservable_bytes(card.capacity)) is not None:
+        # Where an import has started CUDA, PyTorch takes the share of the card that was there then.
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0))
     if wanted.snapshot:
         internals.start_history(with_lines=False)
     player = _Player(calls, wanted.levels)

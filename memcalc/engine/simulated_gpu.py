@@ -3,13 +3,13 @@
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from memcalc.catalog import nccl
 from memcalc.catalog.gpus import Gpu, Target, architectures
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
-from memcalc.files import cache
+from memcalc.files import cache, extras
 from memcalc.records.replay import UNLIMITED
 from memcalc.units import GIB
 
@@ -53,7 +53,8 @@ def answer_without_cuda(target: Target) -> Iterator[None]:
     """Answer queries of the GPU's capability inside the block without starting CUDA.
 
     PyTorch keeps a GPU's properties for the life of a process, and a process that builds programs
-    does so for several GPUs. bitsandbytes 0.50 queries the capability during its import.
+    does so for several GPUs. During their imports bitsandbytes 0.50 queries the capability, and
+    torchao 0.18 whether Triton runs on the GPU.
     """
     import torch
 
@@ -61,7 +62,15 @@ def answer_without_cuda(target: Target) -> Iterator[None]:
 
     with Patches() as patches:
         patches.set(torch.cuda, "get_device_capability", lambda device=None: target.capability)
+        patches.wrap_later("torch.utils._triton", "has_triton", _has_triton)
         yield
+
+
+def _has_triton(original: Callable[[], bool]) -> bool:
+    """Return True if Triton runs on the GPU; where CUDA has not started, if it is installed."""
+    import torch
+
+    return original() if torch.cuda.is_initialized() else extras.can_import("triton")
 
 
 def check(target: Target) -> None:

@@ -56,16 +56,16 @@ _TRANSFORMERS_MODULES = ("masking_utils", "modeling_layers", "models.auto.modeli
 
 def warm(architecture: str = "", *modules: str) -> None:
     """Import the modules that runs of an architecture have in common, and those named."""
-    for name in (*_TRANSFORMERS_MODULES, f"models.{architecture}.modeling_{architecture}"):
-        if architecture:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(f"transformers.{name}")
+    with simulated_gpu.answer_without_cuda(ASSUMED):
+        for name in (*_TRANSFORMERS_MODULES, f"models.{architecture}.modeling_{architecture}"):
+            if architecture:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(f"transformers.{name}")
+        if modules:
+            bitsandbytes.load(modules)
     # All read what follows: a fork has it from here.
     look_up(Plan(model="gpt2", gpu="t4"))
     follower.prepare()
-    if modules:
-        with simulated_gpu.answer_without_cuda(ASSUMED):
-            bitsandbytes.load(modules)
 
 
 class RetryRequestError(Exception):

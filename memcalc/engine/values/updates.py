@@ -146,12 +146,13 @@ class Updates:
         if torch.compiler.is_compiling() or not tensors or not tensors[0].is_cuda:
             return out
         counts = original.__name__ == "_foreach_add_" and tensors[0].numel() == 1
-        if counts and isinstance(args[0], int | float):
+        if counts and args and isinstance(args[0], int | float):
             known = [
                 cpu_view(one) for one in tensors if _is_plain(one) and self._numbers.knows(one)
             ]
-            with _C._ExcludeDispatchKeyGuard(threads.keys()):
-                original(known, *args, **kwargs)
+            if known:
+                with _C._ExcludeDispatchKeyGuard(threads.keys()):
+                    original(known, *args, **kwargs)
         else:
             self._forget(tensors)
         return out
