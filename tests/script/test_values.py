@@ -115,6 +115,8 @@ UNKNOWN = """
     assert math.isfinite(1 / loss.item()) and math.isfinite(math.log10(loss.item()))
     assert loss.item() == loss.item() > 0.05 and out.std().item() > 0
     assert (out.max() - out.min()).item() > 0 and out.max().item() > out.min().item()
+    pool = (torch.empty(3, 4096, device="cuda") * 2).unbind()
+    assert len(torch.cat([scores.topk(100).indices for scores in pool]).unique()) == 300
     for rows in (out, torch.empty(4096, 3000, device="cuda") * 2):
         shares = rows.detach().softmax(-1)
         assert torch.allclose(shares.cpu().sum(-1), torch.ones(len(rows)), atol=1e-5)

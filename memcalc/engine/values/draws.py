@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ class Draws:
         self._numbers, self._say = numbers, say
         self._compute = compute
         self._count = 0
+        self._chosen: Counter[int] = Counter()
+        """Places chosen so far among scores in one row, by their number."""
         self._generators: dict[int, torch.Generator] = {}
 
     def draw(self, one: Followed, args: Any, kwargs: Any) -> Any:
@@ -61,11 +64,19 @@ class Draws:
         return self.draw(one, args, kwargs)
 
     def spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Write indices that choose each of unknown scores equally often to a result."""
+        """Write indices that choose each of unknown scores equally often to a result.
+
+        Among scores in one row a call goes on where the last one ended: a sampler that takes the
+        best of a pool, again and again, takes others each time.
+        """
         places = out[1] if isinstance(out, tuple) else out
+        shift, among = self._numbers.unknown.shift, args[0].numel()
+        if args[0].dim() == 1:
+            shift += self._chosen[among]
+            self._chosen[among] += places.numel()
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            chosen = spread_evenly(places, args[0], dim, self._numbers.unknown.shift)
+            chosen = spread_evenly(places, args[0], dim, shift)
             self._numbers.write_result(places, chosen, made_up=True)
             self._say(BALANCED)
         return out
