@@ -103,7 +103,10 @@ class _Server:
     def leave(self) -> NoReturn:
         """Kill all children and exit."""
         try:
-            self._end(list(self._living))
+            # A signal may have come while a child that had ended was being cleared away.
+            with contextlib.suppress(OSError):
+                self._end(list(self._living))
+            keeper.end_children()
         finally:
             os._exit(0)
 
