@@ -58,4 +58,4 @@ def _make_config(plan: Plan) -> Any:
 
 
 def _gathers_in_float8(plan: Plan) -> bool:
-    return plan.float8 == _TENSORWISE and layouts.of(plan).name in ("fsdp2", "hsdp")
+    return plan.float8 == _TENSORWISE and layouts.of(plan).name == "fsdp2"
