@@ -82,6 +82,24 @@ WRITTEN_BY_KERNELS = """
     assert scaler.get_scale() == 64
     print(norm.running_var.mean().item())
 """
+LAID_OUT_ANEW = """
+    import torch
+    bulk = torch.empty(2000, 1000, device="cuda").normal_()
+    flat = torch.cat([bulk.view(-1), torch.full((500,), 3.0, device="cuda")])
+    ends, rows = torch.empty(500, device="cuda"), torch.empty(1000, 1000, device="cuda")
+    ends.copy_(flat[2_000_000:])
+    rows.copy_(flat[1_000_000:2_000_000].view(1000, 1000))
+    halves, chain = flat.half(), flat
+    for _ in range(40):
+        chain = chain.clone()
+    flat[:7] = 9.0
+    kept = bulk.cpu()
+    bulk.zero_()
+    assert ends.sum().item() == 1500 and bulk.abs().sum().item() == 0 < kept.std().item()
+    assert torch.equal(rows.cpu(), kept[1000:]) and torch.equal(chain[:-500].cpu(), kept.view(-1))
+    assert torch.equal(flat[7:-500].cpu(), kept.view(-1)[7:]) and flat[:8].sum().item() != 63
+    assert torch.equal(halves[:-500].cpu(), kept.view(-1).half())
+"""
 IN_BACKWARD = """
     import torch, torch.nn as nn
     net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
@@ -189,6 +207,7 @@ DECIDES = """
     "script",
     [
         pytest.param(KNOWN, id="put on the GPU"),
+        pytest.param(LAID_OUT_ANEW, id="large random numbers, copied before they are read"),
         pytest.param(UNKNOWN, id="computed"),
         pytest.param(CHECKED, id="checked"),
         pytest.param(WRITTEN_BY_KERNELS, id="written by kernels"),

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from memcalc.engine.host_view import is_plain
+from memcalc.engine.patches import Patches
 from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
 from memcalc.engine.values.rules import LARGE, SMALL, Followed
+from memcalc.engine.values.unknown import WEIGHT
 
 _READ = 1 << 22
 """Largest unknown tensor, in elements, that the host gets as numbers. Larger ones are zeros, which
 take no memory: offloaded states and checkpoints."""
-_WEIGHT = 1 << 20
-"""Largest weights, in elements, whose numbers are kept: no program decides by larger ones."""
 
 
 class Transfers:
@@ -28,18 +28,34 @@ class Transfers:
         self._transfer = ctypes.CDLL(None).memcalc_stub_transfer
         self.source: torch.Tensor | None = None
         """The tensor being copied, or None."""
+        self._loads_weights = False
 
-    def begin(self) -> None:
+    def install(self, patches: Patches) -> None:
         """Stop the stub driver from copying values: ``copy`` allows it for a program's copies."""
         self._transfer(False)
+        models = "transformers.modeling_utils"
+        patches.wrap_later(models, "PreTrainedModel.from_pretrained", self._load_weights)
+
+    def _load_weights(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a model; its weights pass through tensors that are no parameters yet."""
+        before, self._loads_weights = self._loads_weights, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._loads_weights = before
 
     def copy(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run a copy operator, and copy or mark the numbers of its result."""
         source = args[1 if one.writes else 0]
         if not isinstance(source, torch.Tensor):
             return one.op(*args, **kwargs)
+        later = None
         if source.is_cuda and source.numel() <= LARGE:
-            self._numbers.settle(source)
+            to = args[0].device if one.writes else kwargs.get("device") or source.device
+            if torch.device(to).type == "cuda":
+                later = self._numbers.postponed_weight(source)
+            if later is None:
+                self._numbers.settle(source)
         if one.writes:
             self._numbers.overwrite(args[0])
         self.source = source
@@ -50,6 +66,8 @@ class Transfers:
             self.source = None
             self._transfer(False)
         if not is_plain((out, source)):
+            return out
+        if later is not None and self._numbers.postpone_copy(out, source, later):
             return out
         if not (out.is_cuda or source.is_cuda):
             self._numbers.carry_on_host((source,), (out,))
@@ -76,8 +94,9 @@ class Transfers:
             if made_up:
                 self._numbers.mark(out, made_up)
             return
-        weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
-        if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take(out.numel()):
+        weight = self._loads_weights or _is_weight(source) or _is_weight(out)
+        most = WEIGHT if weight and out.is_floating_point() else LARGE
+        if out.numel() <= most and self._numbers.may_take(out.numel()):
             self._numbers.write(out, source)
             self._numbers.mark(out, made_up)
 

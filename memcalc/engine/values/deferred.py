@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memcalc.engine.host_view import Place, is_plain, map_tensors
+from memcalc.engine.host_view import Place, is_plain, map_tensors, tensors_in
 from memcalc.engine.values.rules import MOVES, PUTS, SMALL, Followed
-from memcalc.engine.values.unknown import Later
+from memcalc.engine.values.unknown import DEEPEST, WEIGHT, Later
 
 if TYPE_CHECKING:
     from memcalc.engine.values.known import Numbers
 
-_DEEPEST = 32
-"""The longest chain of deferred operators: Python calls them recursively."""
+_WAITS = 1 << 16
+"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 
 
 class _CannotWaitError(Exception):
@@ -31,12 +31,23 @@ def can_defer(one: Followed) -> bool:
     return single and not one.writes and one.draws is None
 
 
+def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool:
+    """Return True for a large mask, and for postponed numbers that are laid out anew.
+
+    Fused attention makes a large mask in every layer, and nothing but its kernel reads it. Data
+    parallelism copies all weights to buckets and back, and nothing reads them.
+    """
+    if one.base == "where":
+        return len(args) == 3 and bool(out.numel() > _WAITS)
+    if one.base not in MOVES or one.writes or out.numel() <= WEIGHT:
+        return False
+    return any(numbers.postponed_weight(each) for each in tensors_in(args))
+
+
 def defer(
     numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any, *, most: int = SMALL
 ) -> bool:
     """Delay an operator's result until it is first read, if no tensor is larger than ``most``.
-
-    Fused attention makes a large mask in every layer, and nothing but its kernel reads it.
 
     Args:
         numbers: the numbers of all tensors.
@@ -78,7 +89,7 @@ def defer(
     if most > SMALL:
         numbers.unknown.forget_freed()  # Each holds a copy of its condition.
     numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=made_up)
-    if depth >= _DEEPEST:
+    if depth >= DEEPEST:
         numbers.settle(out)
     return True
 

@@ -11,7 +11,7 @@ import torch
 from memcalc.engine.host_view import is_plain, tensors_in
 from memcalc.engine.values.known import KNOWN, Numbers
 from memcalc.engine.values.rules import LARGE, SMALL, Followed, spread_evenly
-from memcalc.engine.values.unknown import distribution
+from memcalc.engine.values.unknown import Later, distribution
 
 _DRAWN = 1 << 16
 """Elements of the largest tensors of unknown shares by which places are drawn."""
@@ -54,7 +54,7 @@ class Draws:
             self._count += 1
             seed = torch.cuda.default_generators[out.device.index or 0].initial_seed()
             make = functools.partial(_fill, one, args[1:], seed + self._count, out.shape, out.dtype)
-            self._numbers.unknown.postpone(out, make, made_up=False)
+            self._numbers.unknown.postpone(out, Later(make, made_up=False), made_up=False)
         return out
 
     def choose(self, one: Followed, args: Any, kwargs: Any) -> Any:

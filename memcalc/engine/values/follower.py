@@ -33,7 +33,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
-from memcalc.engine.values.deferred import can_defer, defer
+from memcalc.engine.values.deferred import can_defer, can_wait_large, defer
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.extensions import own_namespaces
 from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
@@ -66,8 +66,6 @@ Rule = Callable[[Followed, Any, Any], Any]
 """Runs an operator with its positional and keyword arguments, and computes its numbers."""
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_WAITS = 1 << 16
-"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
 _PUT = 1 << 20
@@ -115,7 +113,7 @@ class Values:
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._drop_followed_keys)
         self._when_unknown(self._noting)
-        self._transfers.begin()
+        self._transfers.install(patches)
         self._updates.install(patches)
         stepped = optimizers.register_optimizer_step_post_hook(self._numbers.unknown.go_on)
         patches.also(stepped.remove)
@@ -293,8 +291,9 @@ class Values:
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run an operator, and compute its result on the host, now or when it is read."""
         out = one.op(*args, **kwargs)
-        is_mask = one.base == "where" and len(args) == 3 and out.numel() > _WAITS
-        if is_mask and defer(self._numbers, one, args, kwargs, out, most=LARGE):
+        if can_wait_large(self._numbers, one, args, out) and defer(
+            self._numbers, one, args, kwargs, out, most=LARGE
+        ):
             return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
             self._compute_on_host(one, args, kwargs, out)

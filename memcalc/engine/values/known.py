@@ -25,7 +25,7 @@ from memcalc.engine.host_view import (
 )
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values.rules import MASKS
-from memcalc.engine.values.unknown import MOST_MARKED, Later, Unknown
+from memcalc.engine.values.unknown import DEEPEST, MOST_MARKED, WEIGHT, Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
 """States of a tensor's numbers, in the stub driver's coding."""
@@ -164,6 +164,28 @@ class Numbers:
             state = self.state(tensor)
         now = self._copy(tensor)
         return Later(lambda: now, made_up=state == MADE_UP)
+
+    def postponed_weight(self, tensor: torch.Tensor) -> Later | None:
+        """Return the postponed numbers of a tensor in a large storage; None without any.
+
+        Most are random weights, of which no program reads one: laid out anew they stay postponed.
+        """
+        if self.unknown.postponed_kind(tensor) is None:
+            return None
+        if tensor.untyped_storage().nbytes() <= WEIGHT * tensor.element_size():
+            return None
+        return None if self.read_mark(tensor) else self.unknown.later(tensor)
+
+    def postpone_copy(self, out: torch.Tensor, source: torch.Tensor, numbers: Later) -> bool:
+        """Postpone the numbers of a copy too; else compute the source's, and return False."""
+        fills = out.is_contiguous() and out.untyped_storage().nbytes() == out.nbytes
+        if out.is_cuda and fills and out.shape == source.shape and numbers.depth < DEEPEST:
+            dtype, kind = out.dtype, numbers.made_up
+            made = Later(lambda: numbers().to(dtype), depth=numbers.depth + 1, made_up=kind)
+            self.unknown.postpone(out, made, made_up=kind)
+            return True
+        self.settle(source)
+        return False
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy the present numbers of a tensor; copy a large one again only if it changed.

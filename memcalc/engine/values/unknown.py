@@ -22,6 +22,10 @@ LOWEST, HIGHEST = 0.1, 0.9
 _PERIOD = 65_521
 """Length of the pattern in elements: a prime, so that rows of usual lengths differ."""
 _SEED = 2_147_483_647
+DEEPEST = 32
+"""The longest chain of postponed computations: Python calls them recursively."""
+WEIGHT = 1 << 20
+"""Largest weights, in elements, whose numbers are kept: no program decides by larger ones."""
 MOST_MARKED = 256
 """Noted storages above which freed ones are dropped."""
 
