@@ -53,6 +53,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int | None = None
     """Sequences that it runs at once, whatever the cache holds."""
     batched_tokens: int | None = None
+    bundled: tuple[str, ...] = ()
+    """Models whose config is the one that memcalc ships, for the hub does not give it."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import subprocess
+import types
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from memcalc.__main__ import run as main
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
+from memcalc.engine.serving import plugin
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.serving import run
 from memcalc.estimation.serving.exact import _options
@@ -72,6 +74,28 @@ def test_vllms_commands_are_recognized_however_they_are_typed():
 def test_a_command_of_vllm_without_an_engine_is_refused(words):
     with pytest.raises(UsageError, match="type memcalc simulate --gpu h100 -- vllm serve MODEL"):
         find_server(words)
+
+
+def test_a_bundled_model_that_the_hub_does_not_give_starts_with_the_bundled_config(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv(plugin.FOLDER, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    given = {"revision": None, "load_format": "auto", "tokenizer": None}
+    given |= {"served_model_name": None, "skip_tokenizer_init": False}
+    draft = {"model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 5}
+    asked = types.SimpleNamespace(model="gpt2", speculative_config=draft, **given)
+    made = plugin._with_dummy_weights(lambda arguments: arguments, asked)
+    assert made.load_format == "dummy"
+    assert made.skip_tokenizer_init
+    assert made.served_model_name == "gpt2"
+    for folder, kind in ((made.model, "gpt2"), (made.speculative_config["model"], "llama")):
+        assert json.loads(pathlib.Path(folder, "config.json").read_text())["model_type"] == kind
+    asked = types.SimpleNamespace(model=made.model, speculative_config=None, **given)
+    assert plugin._with_dummy_weights(lambda arguments: arguments, asked).model == made.model
+    found = Started(engine=msgspec.structs.replace(ENGINE, bundled=("gpt2",)), workers=(WORKER,))
+    said = convert_figures(PLAN, H100, found).assumptions
+    assert "the hub does not give gpt2: its config is the one that memcalc ships" in said
 
 
 def test_sglang_is_answered_by_its_rules():

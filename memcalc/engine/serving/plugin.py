@@ -8,6 +8,7 @@ is left ``None``.
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from memcalc.catalog import models
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import build
 from memcalc.records.engines import EngineFigures, Refused, WorkerFigures
@@ -73,8 +75,41 @@ def install(patches: Patches) -> None:
 def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
     if arguments.load_format != _HOLDS_SHAPES:
         arguments.load_format = "dummy"
+        _use_bundled_configs(arguments)
     with _refusals():
         return original(arguments, *args, **kwargs)
+
+
+def _use_bundled_configs(arguments: Any) -> None:
+    """Replace names of bundled models that the hub does not give by folders with their configs."""
+    if (folder := _write_config(arguments.model, arguments.revision)) is not None:
+        arguments.served_model_name = arguments.served_model_name or arguments.model
+        arguments.model = folder
+        arguments.skip_tokenizer_init |= arguments.tokenizer is None
+    draft = getattr(arguments, "speculative_config", None)
+    if isinstance(draft, dict) and isinstance(draft.get("model"), str):
+        folder = _write_config(draft["model"], draft.get("revision"))
+        arguments.speculative_config = {**draft, "model": folder or draft["model"]}
+
+
+def _bundled() -> Path:
+    """Return the folder with the configs of bundled models."""
+    return Path(os.environ[FOLDER], "bundled")
+
+
+def _write_config(name: str, revision: str | None) -> str | None:
+    """Write a bundled model's config to a folder, and return it; None: the hub gives the model."""
+    config = None if Path(name).exists() else models.find_shipped_config(name)
+    if config is None:
+        return None
+    try:
+        models.config_file(name, revision)
+    except models.NotOnHubError:
+        folder = _bundled() / name.replace("/", "--")
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.joinpath("config.json").write_text(json.dumps(config))
+        return str(folder)
+    return None
 
 
 def _find_stub(original: Any, name: str) -> Any:
@@ -236,6 +271,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         concurrency_at_length=_concurrency(config, planned, length) if length else None,
         sequences=_to_int(scheduler, "max_num_seqs"),
         batched_tokens=_to_int(scheduler, "max_num_batched_tokens"),
+        bundled=tuple(one.name.replace("--", "/") for one in _bundled().glob("*")),
     )
 
 

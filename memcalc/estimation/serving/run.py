@@ -127,6 +127,8 @@ def _make_environment(
         "MEMCALC_STUB_DEVICES": str(count if count > 1 else _GPUS),
         "MEMCALC_STUB_CARRIED": str(_CARRIED),
         "MEMCALC_SIMULATED": "1",
+        # A server that is ended leaves its sockets.
+        "TMPDIR": str(folder),
     }
     found.pop("CUDA_VISIBLE_DEVICES", None)
     return found

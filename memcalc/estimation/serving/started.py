@@ -226,6 +226,8 @@ def _describe_start(engine: EngineFigures, worker: WorkerFigures) -> Iterator[st
     )
     if worker.activations is None:
         yield "the size of the KV cache was given, so vLLM profiled nothing"
+    for name in engine.bundled:
+        yield f"the hub does not give {name}: its config is the one that memcalc ships"
     if engine.replicas > 1:
         yield f"figures are for each of {engine.replicas} copies of the model"
     if engine.quantization:
