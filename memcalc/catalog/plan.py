@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.catalog import gpus
-from memcalc.catalog.settings import expand_settings, split_gpu_count
+from memcalc.catalog.settings import computes_in_bf16, expand_settings, split_gpu_count
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.files import shipped, untrusted_values
 from memcalc.records.fields import FIELDS, changed_settings
@@ -45,9 +45,13 @@ def make(settings: Mapping[str, Any]) -> Plan:
     checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
-    if checked.get("engine") and not checked.get("inference"):
-        # An engine only serves.
-        checked.setdefault("generate", _GENERATED)
+    if checked.get("engine"):
+        # Engines serve what was saved in fp32 in 16 bits too.
+        half = "bf16" if computes_in_bf16(checked.get("gpu")) else "fp16"
+        checked.setdefault("precision", half)
+        if not checked.get("inference"):
+            # An engine only serves.
+            checked.setdefault("generate", _GENERATED)
     if checked.get("parallel") in ZERO_STAGES:
         # DeepSpeed's ``bf16.enabled`` is the default.
         checked.setdefault("precision", "amp-bf16")

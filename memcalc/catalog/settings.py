@@ -251,13 +251,13 @@ def apply_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         preset = {key: one for key, one in preset.items() if key not in _TRAINING_ONLY}
     elif preset and _makes_dtensors(settings.get("parallel")):
         preset = {**preset, "optim": TRAINER_OPTIM}
-    if "precision" in preset and not _computes_in_bf16(settings.get("gpu")):
+    if "precision" in preset and not computes_in_bf16(settings.get("gpu")):
         # Adapters stay in fp32; all weights in fp16 could not be scaled.
         preset = {**preset, "precision": "fp16" if "lora" in preset else "amp-fp16"}
     return {**preset, **settings}
 
 
-def _computes_in_bf16(gpu: Any) -> bool:
+def computes_in_bf16(gpu: Any) -> bool:
     """Return False if a GPU is older than Ampere; True for an unknown or missing one."""
     try:
         card = None if gpu is None else gpus.resolve(split_gpu_count(str(gpu))[1]).gpu

@@ -163,6 +163,12 @@ def test_layers_of_several_sizes_are_refused():
         vllm.groups((Layers(layers=1, bytes=64), Layers(layers=1, bytes=128)), 16, 32)
 
 
+def test_an_engine_serves_in_16_bits_unless_told_otherwise(llama):
+    plan = {"model": llama, "engine": "vllm"}
+    assert [make({**plan, "gpu": gpu}).precision for gpu in ("A2", "t4")] == ["bf16", "fp16"]
+    assert make({**plan, "gpu": "t4", "precision": "fp32"}).precision == "fp32"
+
+
 def test_only_estimate_answers_for_an_engine(llama):
     plan = make({"model": llama, "engine": "vllm", "gpu": "A2", "generate": 8, **BF16})
     with pytest.raises(UsageError, match="leave out engine"):
