@@ -116,6 +116,15 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a new folder, whose path is short enough for sockets, and remove it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with vanishing(folder):
+            yield folder
+
+
+@contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
     """Yield a new folder for one run and remove it afterwards, and folders of killed runs."""
     folder = _make_folder()

@@ -56,8 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "fp32"
     """Type of the weights and of the computation. amp-bf16 keeps fp32 weights under autocast, or
     gathers them in bf16 under FSDP, as the Trainer's bf16=True does; bf16+amp keeps bf16 weights
-    under it, as axolotl and most recipes load them; bf16 has no autocast. With an engine the default
-    is bf16, or fp16 on GPUs before Ampere."""
+    under it, as axolotl and most recipes load them; bf16 has no autocast. With an engine the
+    default is bf16, or fp16 on GPUs before Ampere."""
     batch: Annotated[int, Meta(ge=1, le=1 << 20), about("Training")] = 8
     """Samples in one micro-batch."""
     seq: Annotated[

@@ -1,7 +1,6 @@
 """The exact method of ``--engine vllm``: vLLM itself starts on the simulated GPU."""
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus, positions
 from memcalc.catalog.models import ModelSource
+from memcalc.children.command import temporary_folder
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.serving.run import python_with_vllm, start_vllm
 from memcalc.estimation.serving.started import convert_figures
@@ -53,10 +53,10 @@ def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
     length = _count_tokens(plan, source)
     tell(Progress(f"starting vLLM for {plan.model}: half a minute to two"))
     with (
-        tempfile.TemporaryDirectory(prefix="memcalc-") as scratch,
-        open(Path(scratch, "vllm.log"), "w", encoding="utf-8") as log,
+        temporary_folder() as scratch,
+        open(scratch / "vllm.log", "w", encoding="utf-8") as log,
     ):
-        words = ["serve", *_model_arguments(source, Path(scratch)), *_options(plan)]
+        words = ["serve", *_model_arguments(source, scratch), *_options(plan)]
         found = start_vllm(
             [*words, "--port", "0", "--host", "127.0.0.1"],
             gpu,

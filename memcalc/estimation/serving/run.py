@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from memcalc.catalog.gpus import Gpu, Target
+from memcalc.children.command import temporary_folder
 from memcalc.engine import driver, simulated_gpu
 from memcalc.engine.environment import vllm as vllm_environment
 from memcalc.engine.environment.releases import parse
@@ -95,8 +95,7 @@ def start_vllm(
         given: variables that stand before the command.
         length: of sequences to count, beside the longest.
     """
-    with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         environ = _make_environment({**os.environ, **given}, gpu, python, count, folder)
         return start.start(
             [module, *words],
