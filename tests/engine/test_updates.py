@@ -1,11 +1,14 @@
 """Each step of a run updates the weights, in every layout and under every loop that takes it."""
 
+import json
+
 import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
 from memcalc.records.trace import Component, Phase
 from memcalc.workload import layouts
+from tests.agreement.test_layouts import EXPERTS
 from tests.evidence.judged import DEEPSPEED
 
 SPREAD = {"hsdp": "hsdp=2x2", "tp": "tp=2,fsdp2=2"}
@@ -28,16 +31,22 @@ def cases():
 
 
 @pytest.fixture
-def trace(small_model):
+def trace(small_model, tmp_path):
+    experts = tmp_path / "experts.json"
+    experts.write_text(json.dumps(EXPERTS))
+    # GPT-2 has no plan for its parts, its stages or experts.
+    own = {"tp": "Qwen/Qwen2.5-0.5B", "pp": "Qwen/Qwen2.5-0.5B", "ep": str(experts)}
+
     def traced(layout, loop, **more):
         settings = {"gpu": "A100-80GB", "batch": 2, "seq": 32, "optim": "adamw", **more}
         if layout == "cp":
             settings["seq"] = 64 * 4  # Ring attention in fp32 takes multiples of 64 for each part.
         if layout != "single":
             settings |= {"devices": 4, "parallel": SPREAD.get(layout, layout)}
-        model = "Qwen/Qwen2.5-0.5B" if layout == "tp" else small_model
-        answers = Answers()
-        return answers.trace(make({"model": model, "loop": loop, **settings})).trace
+        if layout == "pp":
+            settings["batch"] = 8
+        model = own.get(layout, small_model)
+        return Answers().trace(make({"model": model, "loop": loop, **settings})).trace
 
     return traced
 
