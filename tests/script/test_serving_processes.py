@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,13 +81,15 @@ def test_of_a_cache_in_one_allocation_no_byte_counts_twice():
 
 
 SERVER = """
-import os, subprocess, sys, time
+import multiprocessing.shared_memory, os, subprocess, sys, time
 from pathlib import Path
 folder = Path(os.environ["MEMCALC_SERVING"])
 if "quit" in sys.argv:
     raise SystemExit(3)
 if "idle" in sys.argv:
     time.sleep(600)
+shared = multiprocessing.shared_memory.SharedMemory(create=True, size=1 << 20)
+(folder / "shared").write_text(shared.name)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 (folder / "child").write_text(str(child.pid))
 (folder / "engine-1.json").write_text('{"version": "0.33.0"}')
@@ -101,6 +104,8 @@ def test_a_server_is_ended_with_all_that_it_started(folder):
     found = start.start(["server"], **how, out=sys.__stderr__.fileno())
     assert found.engine == EngineFigures(version="0.33.0")
     _wait_for_end_of((folder / "child").read_text())
+    with pytest.raises(FileNotFoundError):
+        SharedMemory((folder / "shared").read_text())
     (folder / "engine-1.json").unlink()
     with pytest.raises(EstimateError, match=r"took longer than 0\.5 seconds"):
         start.start(["server", "idle"], **how, out=sys.__stderr__.fileno(), timeout=0.5)

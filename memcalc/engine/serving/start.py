@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
+import psutil
 
 from memcalc.children import bring
 from memcalc.engine.serving import plugin
@@ -33,8 +34,8 @@ _NAME = "memcalc_vllm_plugin"
 _ALLOWED = "VLLM_PLUGINS"
 """Variable with which vLLM's users name the plugins that may load."""
 _POLL = 0.2
-_PATIENCE = 20.0
-"""Seconds for the processes of an engine to end by themselves."""
+_PATIENCE = 5.0
+"""Seconds for resource trackers to end by themselves."""
 
 
 def variables(
@@ -125,12 +126,23 @@ def _last_line(out: int | IO[str]) -> str:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a server and all that it started, and kill what does not end."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+    """Kill a server and all that it started.
+
+    Python's resource trackers end by themselves: they first remove the memory that others shared.
+    """
+    trackers = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(process.pid)
+        for one in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any("resource_tracker" in word for word in one.cmdline()):
+                    trackers.append(one)
+                else:
+                    one.kill()
+    process.wait()
+    psutil.wait_procs(trackers, timeout=_PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read(folder: Path) -> Started:
