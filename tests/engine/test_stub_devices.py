@@ -260,6 +260,11 @@ class Handle(ctypes.Structure):
 theirs, handle, mine = ctypes.c_void_p(), Handle(), ctypes.c_void_p()
 cuda.cuMemAlloc_v2(ctypes.byref(theirs), ctypes.c_size_t(64 << 20))
 before = torch.cuda.mem_get_info()[0]
+begins, size, inside = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p(theirs.value + 999)
+for attribute, value in ((11, begins), (12, size)):
+    assert cuda.cuPointerGetAttribute(ctypes.byref(value), attribute, inside) == 0
+assert (begins.value, size.value) == (theirs.value, 64 << 20)
+assert cuda.cuMemGetAddressRange_v2(None, ctypes.byref(size), ctypes.c_void_p(8)) == 1
 assert cuda.cuIpcGetMemHandle(ctypes.byref(handle), theirs) == 0
 assert cuda.cuIpcOpenMemHandle_v2(ctypes.byref(mine), handle, 1) == 0
 assert mine.value not in (None, theirs.value)

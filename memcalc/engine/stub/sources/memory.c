@@ -326,12 +326,29 @@ EXPORT int cudaPointerGetAttributes(char *found, const void *at) {
   memcpy(found, &begin, sizeof begin);
   return 0;
 }
-/* CU_POINTER_ATTRIBUTE_: MEMORY_TYPE 2, DEVICE_POINTER 3, HOST_POINTER 4, DEVICE_ORDINAL 9. */
+/* Where the memory around an address begins, and its bytes. */
+EXPORT int cuMemGetAddressRange_v2(void **begin, size_t *bytes, const char *at) {
+  pthread_mutex_lock(&lock);
+  struct piece *found = NULL;
+  for (int number = 0; number < BUCKETS && !found; number++)
+    for (found = pieces[number]; found && !(found->at <= at && at < found->at + found->bytes);) found = found->next;
+  if (found && begin) *begin = found->at;
+  if (found && bytes) *bytes = found->bytes;
+  pthread_mutex_unlock(&lock);
+  return found ? 0 : INVALID_VALUE;
+}
+EXPORT int cuMemGetAddressRange(void **begin, size_t *bytes, const char *at) {
+  return cuMemGetAddressRange_v2(begin, bytes, at);
+}
+/* CU_POINTER_ATTRIBUTE_: MEMORY_TYPE 2, DEVICE_POINTER 3, HOST_POINTER 4, DEVICE_ORDINAL 9, RANGE_START_ADDR 11,
+   RANGE_SIZE 12. */
 EXPORT int cuPointerGetAttribute(void *value, int attribute, const void *at) {
   int kind = kind_of(at);
   if (attribute == 3 || attribute == 4) *(const void **)value = at;
   else if (attribute == 2 && kind) *(int *)value = kind;
   else if (attribute == 9) *(int *)value = on_device(at) ? memcalc_device_of(at) : current;
+  else if (attribute == 11) return cuMemGetAddressRange_v2(value, NULL, at);
+  else if (attribute == 12) return cuMemGetAddressRange_v2(NULL, value, at);
   else return INVALID_VALUE;
   return 0;
 }
