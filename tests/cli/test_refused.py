@@ -91,6 +91,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --freeze *", "Nothing is left to train"),
         ("estimate gpt2 --lora target=q_proj", "no module called q_proj"),
         ("estimate gpt2 --gpu t44", "memcalc list gpus"),
+        ("estimate gpt2 --gpu 4009", "did you mean RTX 4090"),
         ("estimate gpt2 --optim adamm", "did you mean adam"),
         ("estimate gpt2 --optim adam8", "did you mean adam8bit"),
         ("estimate gpt2 --optim-arg lr=fast", "positive number"),
