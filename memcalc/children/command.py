@@ -1,5 +1,6 @@
 """Runs a command of which no process outlives memcalc, and a folder that goes with it."""
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -19,6 +20,8 @@ _SETTLES = 60.0
 """Seconds within which a new folder is locked."""
 _ROOM = 64 << 20
 """Bytes that must be free in the cache: an answer, and what an overlay holds of changed files."""
+_WORK = "MEMCALC_WORK"
+"""Variable with the folder that children use in place of a cache that takes no files."""
 _POLLS = 0.01
 """Seconds between looks at a process that is about to end."""
 
@@ -130,6 +133,33 @@ def own_folder() -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # Nothing of it could be started.
+
+
+def work_folder() -> Path:
+    """Return the cache folder, or a temporary one of this process if the cache takes no files.
+
+    Its children use the same folder, which goes with this process.
+    """
+    if os.environ.get(_WORK):
+        return Path(os.environ[_WORK])
+    with contextlib.suppress(OSError):
+        kept = cache.folder().absolute()
+        kept.mkdir(parents=True, exist_ok=True)
+        if os.access(kept, os.W_OK | os.X_OK):
+            return kept
+    folder = _temporary.enter_context(own_folder())
+    os.environ[_WORK] = str(folder)
+    return folder
+
+
+def _remove_work_folder(owner: int) -> None:
+    """Remove the temporary work folder at the end of its process, not of a fork."""
+    if os.getpid() == owner:
+        _temporary.close()
+
+
+_temporary = contextlib.ExitStack()
+atexit.register(_remove_work_folder, os.getpid())
 
 
 def _make_folder() -> Path:
