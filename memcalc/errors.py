@@ -119,7 +119,12 @@ def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> lis
 def _has_words(words: list[str], typed: list[str], whole: bool) -> bool:
     if whole:
         return any(words[at : at + len(typed)] == typed for at in range(len(words)))
-    return all(any(word.startswith(part) for word in words) for part in typed)
+    # One letter or digit alone begins too many words: of t5 is neither the Ti nor a 5070.
+    begins = [part if len(part) > 1 else f"{part}." for part in typed]
+    return all(
+        any(word == part or word.startswith(begin) for word in words)
+        for part, begin in zip(typed, begins, strict=True)
+    )
 
 
 def _split_words(name: str) -> list[str]:
