@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ _ROOM = 64 << 20
 """Bytes that must be free in the cache: an answer, and what an overlay holds of changed files."""
 _WORK = "MEMCALC_WORK"
 """Variable with the folder that children use in place of a cache that takes no files."""
+UNLOADABLE = re.compile(r"[ :;]")
+"""Signs that separate the paths of ``LD_PRELOAD`` and ``LD_LIBRARY_PATH``."""
 _POLLS = 0.01
 """Seconds between looks at a process that is about to end."""
 
@@ -119,9 +122,9 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
+def own_folder(*, in_cache: bool = True) -> Iterator[Path]:
     """Yield a new folder for one run and remove it afterwards, and folders of killed runs."""
-    folder = _make_folder()
+    folder = _make_folder() if in_cache else Path(tempfile.mkdtemp(prefix="memcalc-"))
     try:
         with vanishing(folder):
             try:
@@ -136,7 +139,7 @@ def own_folder() -> Iterator[Path]:
 
 
 def work_folder() -> Path:
-    """Return the cache folder, or a temporary one of this process if the cache takes no files.
+    """Return the cache folder, or a temporary one of this process if nothing can be loaded there.
 
     Its children use the same folder, which goes with this process.
     """
@@ -145,9 +148,9 @@ def work_folder() -> Path:
     with contextlib.suppress(OSError):
         kept = cache.folder().absolute()
         kept.mkdir(parents=True, exist_ok=True)
-        if os.access(kept, os.W_OK | os.X_OK):
+        if os.access(kept, os.W_OK | os.X_OK) and not UNLOADABLE.search(str(kept)):
             return kept
-    folder = _temporary.enter_context(own_folder())
+    folder = _temporary.enter_context(own_folder(in_cache=False))
     os.environ[_WORK] = str(folder)
     return folder
 

@@ -93,10 +93,10 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
         status = file.stat()
         digest.update(f"{file}{status.st_size}{status.st_mtime_ns}".encode())
     folder = command.work_folder() / "stub" / digest.hexdigest()[:20]
-    if re.search(r"[ :;]", str(folder)):
+    if command.UNLOADABLE.search(str(folder)):
         raise EstimateError(
-            f"The stub driver cannot be loaded from {folder}: set MEMCALC_CACHE to a folder whose "
-            "name has no spaces, colons or semicolons."
+            f"The stub driver cannot be loaded from {folder}: set TMPDIR to a folder whose name "
+            "has no spaces, colons or semicolons."
         )
     record = folder / _RECORD
     try:
