@@ -4,10 +4,13 @@ import difflib
 import errno
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 _NAMED = 200
 """Signs of a name that is quoted."""
+_LIKE = 0.5
+"""The least likeness of a name that is offered for another, of 1."""
 _LONGEST = 1000
 """Signs of a sentence; what a file holds is quoted in it, and may be of any length."""
 
@@ -79,13 +82,27 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     names = list(known)
     close = find_similar(name, names)
     if not close:
-        whole = "/" in name
-        by_key = {(key if whole else key.rpartition("/")[2]).lower(): key for key in names}
-        found = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
-        close = [by_key[key] for key in found]
+        likeness = {key: _rate_likeness(name.lower(), key.lower()) for key in names}
+        near = [key for key in names if likeness[key] >= (_LIKE,)]
+        close = sorted(near, key=lambda key: (*(-one for one in likeness[key]), len(key)))
     if close:
         hint = f"did you mean {' or '.join(close[:3])}? {hint[:1].upper()}{hint[1:]}"
     return UsageError(f"Unknown {kind} {name!r}: {hint}")
+
+
+def _rate_likeness(typed: str, name: str) -> tuple[float, float]:
+    """Return how like a name, or a word of it, is to what was typed: in order, and in any order."""
+    parts = [name]
+    if "/" not in typed:
+        last = name.rpartition("/")[2]
+        parts = [last, *re.findall(r"[^\W_]+", last)]
+    return max(
+        (
+            difflib.SequenceMatcher(None, one, typed).ratio(),
+            (Counter(one) & Counter(typed)).total() / max(len(one), len(typed)),
+        )
+        for one in parts
+    )
 
 
 def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
@@ -102,7 +119,12 @@ def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> lis
 def _has_words(words: list[str], typed: list[str], whole: bool) -> bool:
     if whole:
         return any(words[at : at + len(typed)] == typed for at in range(len(words)))
-    return all(any(word.startswith(part) for word in words) for part in typed)
+    # One letter or digit alone begins too many words: of t5 is neither the Ti nor a 5070.
+    begins = [part if len(part) > 1 else f"{part}." for part in typed]
+    return all(
+        any(word == part or word.startswith(begin) for word in words)
+        for part, begin in zip(typed, begins, strict=True)
+    )
 
 
 def _split_words(name: str) -> list[str]:

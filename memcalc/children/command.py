@@ -1,8 +1,10 @@
 """Runs a command of which no process outlives memcalc, and a folder that goes with it."""
 
+import atexit
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,10 @@ _SETTLES = 60.0
 """Seconds within which a new folder is locked."""
 _ROOM = 64 << 20
 """Bytes that must be free in the cache: an answer, and what an overlay holds of changed files."""
+_WORK = "MEMCALC_WORK"
+"""Variable with the folder that children use in place of a cache that takes no files."""
+UNLOADABLE = re.compile(r"[ :;]")
+"""Signs that separate the paths of ``LD_PRELOAD`` and ``LD_LIBRARY_PATH``."""
 _POLLS = 0.01
 """Seconds between looks at a process that is about to end."""
 
@@ -116,18 +122,12 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new folder, whose path is short enough for sockets, and remove it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with vanishing(folder):
-            yield folder
+def own_folder(*, in_cache: bool = True) -> Iterator[Path]:
+    """Yield a new folder for one run and remove it afterwards, and folders of killed runs.
 
-
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """Yield a new folder for one run and remove it afterwards, and folders of killed runs."""
-    folder = _make_folder()
+    ``in_cache=False``: a temporary folder, whose path is short enough for sockets.
+    """
+    folder = _make_folder() if in_cache else Path(tempfile.mkdtemp(prefix="memcalc-"))
     try:
         with vanishing(folder):
             try:
@@ -139,6 +139,33 @@ def own_folder() -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # Nothing of it could be started.
+
+
+def work_folder() -> Path:
+    """Return the cache folder, or a temporary one of this process if nothing can be loaded there.
+
+    Its children use the same folder, which goes with this process.
+    """
+    if os.environ.get(_WORK):
+        return Path(os.environ[_WORK])
+    with contextlib.suppress(OSError):
+        kept = cache.folder().absolute()
+        kept.mkdir(parents=True, exist_ok=True)
+        if os.access(kept, os.W_OK | os.X_OK) and not UNLOADABLE.search(str(kept)):
+            return kept
+    folder = _temporary.enter_context(own_folder(in_cache=False))
+    os.environ[_WORK] = str(folder)
+    return folder
+
+
+def _remove_work_folder(owner: int) -> None:
+    """Remove the temporary work folder at the end of its process, not of a fork."""
+    if os.getpid() == owner:
+        _temporary.close()
+
+
+_temporary = contextlib.ExitStack()
+atexit.register(_remove_work_folder, os.getpid())
 
 
 def _make_folder() -> Path:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import MemcalcError
+from memcalc import shadowing
+from memcalc.errors import MemcalcError, UsageError
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 _LONGEST = 200
@@ -52,6 +53,8 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
     """Return an error as a message to the asking process: one sentence and its exit code."""
     if os.environ.get("MEMCALC_DEBUG"):
         traceback.print_exception(error)
+    if hidden := next(filter(None, map(shadowing.describe, causes(error))), ""):
+        return {"error": hidden, "exit_code": UsageError.exit_code}
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
     text = format_error(error)

@@ -97,6 +97,7 @@ def _tell_left_out(taken: Recipe) -> None:
 def _simulate_command(words: list[str], settings: dict[str, Any]) -> Prediction:
     """Return the prediction of a command that was typed in place of a model."""
     from memcalc.budgets.collect import simulate_command
+    from memcalc.script.command import find_launched
 
     other = [key for key in settings if key not in OF_COMMANDS]
     if other:
@@ -105,10 +106,11 @@ def _simulate_command(words: list[str], settings: dict[str, Any]) -> Prediction:
             "alloc_conf."
         )
     plan = plans.make({**settings, "command": shlex.join(words)})
+    find_launched(plan)
     with progress(f"simulating {plan.command}"):
         found = simulate_command(plan, Path.cwd(), starter.command_name(plan.name))
     if found.prediction is None:
-        raise EstimateError(f"{plan.command}: {found.error}.")
+        raise EstimateError(f"{plan.command}: {str(found.error).rstrip('.')}.")
     return found.prediction
 
 

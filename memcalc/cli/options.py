@@ -13,7 +13,7 @@ from memcalc.cli.recipes import find_recipe
 from memcalc.errors import UsageError
 from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values
-from memcalc.records.fields import FIELDS, varied_settings
+from memcalc.records.fields import FIELDS, keep_options, varied_settings
 from memcalc.records.plan import Plan
 
 
@@ -73,13 +73,17 @@ def make_plans(settings: dict[str, Any]) -> list[Plan]:
 
         usable = [row for row in registry.rows() if row.closed_form and not row.broken]
         several["optim"] = [row.name for row in usable]
-    asked = [
-        expand_settings({**settings, **dict(zip(several, values, strict=True))})
+    typed = [
+        {**settings, **dict(zip(several, values, strict=True))}
         for values in itertools.product(*several.values())
     ]
+    asked = list(map(expand_settings, typed))
     for taken in filter(None, dict.fromkeys(map(plans.describe_gpu_name, asked))):
         say(f"memcalc: {taken}")
     made = [plans.make(one) for one in asked]
+    if find_recipe(settings) is not None:
+        for plan, words in zip(made, typed, strict=True):
+            keep_options(plan, words)
     for note in shell_notes(made[0]) if made else ():
         say(f"memcalc: {note}.")
     return made

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 from memcalc.catalog import nccl
 from memcalc.catalog.gpus import Gpu, Target, architectures
+from memcalc.children import command
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
-from memcalc.files import cache, extras
+from memcalc.files import extras
 from memcalc.records.replay import UNLIMITED
 from memcalc.units import GIB
 
@@ -171,12 +172,8 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[
 def _own_caches(target: Target) -> dict[str, str]:
     """Return the variables that move compilers' caches to a folder of memcalc's cache."""
     major, minor = target.capability
-    try:
-        kept = cache.folder().absolute()
-    except OSError as error:
-        # Other users could guess a temporary folder and put code into it.
-        raise EstimateError(f"Nothing can be compiled: {error.strerror}.") from None
-    folder = kept / "compiled" / f"sm{major}{minor}"
+    # Other users could guess a temporary folder, and put code into it: this one is new.
+    folder = command.work_folder() / "compiled" / f"sm{major}{minor}"
     with contextlib.suppress(OSError):
         # PyTorch does not make this folder, and warns (jit_utils.cpp, 2.14).
         (folder / CACHES["PYTORCH_KERNEL_CACHE_PATH"]).mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ def load(name: str, kind: type[T]) -> T | None:
             raise ValueError("it is not a file")
         data = path.read_bytes()
         found: Any = unpack(data) if kind is Trace else _unseal(data, kind)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"ignoring the cached answer {path}: {reason(error)}", stacklevel=2)

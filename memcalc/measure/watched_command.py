@@ -130,6 +130,8 @@ def _start(
     except OSError as error:
         script = command[0].endswith(".py") and os.path.isfile(command[0])
         why = f"it is a script: type python {command[0]}" if script else error.strerror
+        if command[0].startswith("-"):
+            why = "memcalc has no such option; the program stands first, as in -- python train.py"
         raise UsageError(f"Cannot run {command[0]!r}: {why}.") from None
 
 

@@ -205,11 +205,25 @@ FIELDS = declare_fields(Plan)
 
 def options(plan: Plan) -> str:
     """Return a plan as command-line text: model, batch, and options that are not defaults."""
-    changed = changed_settings(plan) | ({} if plan.inputs else {"batch": plan.batch})
-    words = [plan.model]
+    if plan in _typed:
+        return _typed[plan]
+    batch = {} if plan.inputs else {"batch": plan.batch}
+    return _write_options({**changed_settings(plan), **batch, "model": plan.model})
+
+
+def keep_options(plan: Plan, settings: Mapping[str, Any]) -> None:
+    """Let ``options`` return these settings, which name the files that the plan was read from."""
+    _typed[plan] = _write_options({"model": settings.get("recipe"), **settings})
+
+
+_typed: dict[Plan, str] = {}
+
+
+def _write_options(settings: Mapping[str, Any]) -> str:
+    words = [str(settings["model"])]
     for name, field in FIELDS.items():
-        if name in changed and name != "model" and field.option is not None:
-            words += field.write(changed[name])
+        if name in settings and settings[name] != words[0] and field.option is not None:
+            words += field.write(settings[name])
     return shlex.join(words)
 
 

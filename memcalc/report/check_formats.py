@@ -81,8 +81,8 @@ def as_markdown(report: Report, *, only_failures: bool = False) -> str:
     open_rows = max(_OPEN_ROWS, failures)
     if shown:
         parts.append(_make_table(shown[:open_rows]))
-    reasons = {f"{v.budget.run} {v.budget.name}": checked.why(v) for v in report.failures}
-    parts.append("".join(f"- {_escape(f'{n}: {why}')}\n" for n, why in reasons.items() if why))
+    reasons = checked.reasons(report).items()
+    parts.append("".join(f"- {_escape(f'{names}: {reason}')}\n" for names, reason in reasons))
     rest = shown[open_rows:]
     if rest:
         title = f"<summary>{len(rest)} more</summary>"

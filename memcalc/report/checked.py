@@ -1,6 +1,7 @@
 """A check of memory budgets as rows, sentences and blocks; every format is made of them."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from memcalc.units import GIB, KIB, MIB
 _STATUS = {Status.OVER: "over", Status.UNKNOWN: "unknown", Status.HOLDS: "ok"}
 _UNITS = (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 1), ("B", 1, 0))
 _LARGE = 100 * GIB
+_SHOWN = 5
+"""Runs that are named beside a reason that they share."""
 
 
 class Figures(NamedTuple):
@@ -94,6 +97,27 @@ def why(verdict: Verdict) -> str:
     return one_line("; ".join(filter(None, (verdict.reason, kept, verdict.remedy))))
 
 
+def reasons(report: Report) -> dict[str, str]:
+    """Return the names of the budgets that fail for one reason, with that reason."""
+    told: dict[str, str] = {}
+    names: dict[str, dict[str, list[str]]] = {}
+    for one in report.failures:
+        if reason := why(one):
+            # Of the same reason, each run has its own line of the budget file.
+            alike = re.sub(r"^\S+:\d+: ", "", reason)
+            told.setdefault(alike, reason)
+            runs = names.setdefault(alike, {})
+            runs.setdefault(one.budget.run, []).append(one.budget.name)
+    return {_list_budgets(names[alike]): reason for alike, reason in told.items()}
+
+
+def _list_budgets(runs: dict[str, list[str]]) -> str:
+    """Return the budgets of runs in words: "a weights, fits T4; b weights; and 7 more runs"."""
+    shown = [f"{run} {', '.join(names)}" for run, names in list(runs.items())[:_SHOWN]]
+    left = len(runs) - len(shown)
+    return "; ".join(shown) + (f"; and {left} more run{'s' * (left > 1)}" if left else "")
+
+
 def one_line(text: str) -> str:
     """Return a text escaped for display, in one line."""
     return " ".join(untrusted_text.line(text).split())
@@ -137,8 +161,8 @@ def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
         words=(0, 1, 2),
         strong=tuple(at for at, one in enumerate(shown) if one.status is Status.OVER),
     )
-    for one in report.failures:
-        yield Line(f"  {one.budget.run} {one.budget.name}: {why(one)}", Kind.ITEM)
+    for names, reason in reasons(report).items():
+        yield Line(f"  {names}: {reason}", Kind.ITEM)
     yield from (Line(f"note: {note}") for note in report.notes if not only_failures)
     yield from (Line(f"warning: {warning}") for warning in report.warnings)
     yield Line(summary(report))

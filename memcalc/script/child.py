@@ -27,7 +27,7 @@ from memcalc.children.exit_reason import advice, format_error
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow.mail import EndlessWaitError
-from memcalc.engine.follow.session import Session
+from memcalc.engine.follow.session import ONE_OF_MANY, Session
 from memcalc.engine.follow.steps import EnoughStepsError
 from memcalc.engine.packages import compiled, stand_ins
 from memcalc.engine.serving import start
@@ -40,7 +40,6 @@ from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Command, Ending, Request
 from memcalc.version import pip_line
 
-_ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _NO_ANSWER = "The run cannot be told, for the program changed what Python is: {}: {}."
 _LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _getpid = os.getpid
@@ -87,7 +86,7 @@ class _Run:
             session.say(assumed)
         sys.meta_path.append(compiled.Compiled(session.say))
         if self._world > 1:
-            session.say(_ONE_OF_MANY.format(request.rank, self._world))
+            session.say(ONE_OF_MANY.format(request.rank, self._world))
         session.values.reads.opposite = request.way.opposite
         session.values.vary(request.way.scale)
         self._stack.enter_context(as_main(request.program))

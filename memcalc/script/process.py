@@ -39,6 +39,8 @@ from memcalc.script.records import ANSWER, REQUEST, USUAL, Answer, RankAnswers, 
 from memcalc.script.serving import predict_served
 from memcalc.script.streams import stderr_or_nothing
 
+_DIGITS = 4
+"""Digits that no GPU's number on a machine has."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
 _ALONE = (
@@ -251,6 +253,10 @@ class Run:
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
+        # A launcher's variables in the shell name its GPU.
+        own = os.environ.get("LOCAL_RANK", "")
+        if local is None and own.isdecimal() and len(own) < _DIGITS:
+            devices = max(devices, int(own) + 1)
         engine = self._find_engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.find_torch(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
@@ -292,12 +298,12 @@ class Run:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        if rank is not None and len(traces) == 1:
+        one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
+        if (rank is not None or one_of_many) and len(traces) == 1:
             # The GPU of a process that has one, whatever its number on the machine.
             traces = dict.fromkeys((0,), *traces.values())
         traced = predict_gpus(self._question, traces, answer.state)
         count = self._question.plan.devices
-        one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
             traced = _add_assumptions(traced, _ALONE.format(used=len(traces), count=count))

@@ -193,6 +193,16 @@ def test_a_narrow_table_keeps_the_reason_of_a_failure():
     assert "  fine|tune optimizer_state: because of this" in lines
 
 
+def test_a_reason_that_budgets_share_is_told_once():
+    runs = [f"run{number}" for number in range(7)]
+    found = [verdict(Status.UNKNOWN, run, None, reason=f"m.toml:{run[3:]}: gone") for run in runs]
+    found.append(replace(found[0], budget=replace(found[0].budget, metric="weights")))
+    names = "; ".join(f"{run} optimizer_state" for run in runs[1:5])
+    said = f"run0 optimizer_state, weights; {names}; and 2 more runs"
+    assert checked.reasons(report(*found)) == {said: "m.toml:0: gone"}
+    assert terminal(blocks(report(*found)), width=400).count("gone") == 1
+
+
 def test_quiet_shows_failures_and_nothing_when_all_holds():
     quiet = terminal(blocks(MIXED, only_failures=True))
     assert "fine|tune" in quiet

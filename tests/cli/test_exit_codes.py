@@ -272,14 +272,19 @@ def test_a_command_that_is_watched_ends_with_memcalc(number, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("json", ""), ("typing", ""), ("enum", ""), ("msgspec", ""), ("typer", ""), ("json", "1 / 0")],
+    ("name", "text", "words"),
+    [
+        *((name, "", "list gpus") for name in ("json", "typing", "enum", "msgspec", "typer")),
+        *(("json", text, "list gpus") for text in ("1 / 0", "x = =")),
+        # Only a child imports it, deep in a library.
+        ("yaml", "1 / 0", "estimate gpt2 --no-cache"),
+    ],
 )
-def test_a_file_that_hides_a_module_is_named_in_one_sentence(tmp_path, name, text):
+def test_a_file_that_hides_a_module_is_named_in_one_sentence(tmp_path, name, text, words):
     (tmp_path / f"{name}.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "memcalc", "list", "gpus"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        [sys.executable, "-m", "memcalc", *words.split()],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "MEMCALC_WARM": ""},
         capture_output=True,
         text=True,
     )

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 
 import pytest
 
@@ -207,10 +208,10 @@ def test_what_the_user_preloads_is_kept(monkeypatch, tmp_path):
     assert load.environment(stub, tmp_path / "processes") == found
 
 
-def test_a_cache_that_the_loader_cannot_name_is_told(tmp_path, monkeypatch):
+def test_a_temporary_folder_that_the_loader_cannot_name_is_told(tmp_path, monkeypatch):
     needs_the_machine()
-    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "with space"))
-    with pytest.raises(EstimateError, match="MEMCALC_CACHE"):
+    monkeypatch.setenv("MEMCALC_WORK", str(tmp_path / "with space"))
+    with pytest.raises(EstimateError, match="set TMPDIR to a folder whose name has no spaces"):
         load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")
 
 
@@ -242,8 +243,19 @@ def test_libraries_are_not_loaded_from_a_folder_that_others_can_write_to(tmp_pat
     assert load.prepare(root, cuda) == made
 
 
-def test_a_cache_that_takes_no_libraries_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["file", "has space"])
+def test_libraries_that_the_cache_cannot_hold_go_with_the_process(tmp_path, name):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "file"))
-    with pytest.raises(EstimateError, match=f"cannot be kept in {tmp_path}/file "):
-        load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")
+    (tmp_path / "tmp").mkdir()
+    chosen = {"MEMCALC_CACHE": str(tmp_path / name), "MEMCALC_WARM": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "memcalc", *"estimate gpt2 --batch 1 --seq 8 --gpu t4".split()],
+        env={**os.environ, **chosen, "TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "fits on T4" in done.stdout
+    told = f"not cached: {tmp_path}/file cannot be written" in done.stderr
+    assert told == (name == "file")
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -190,6 +190,22 @@ def test_a_plan_as_options_is_the_same_plan(one, two):
         assert typed(shlex.split(options(plan))) == plan
 
 
+def test_a_plan_that_a_recipe_says_is_written_as_that_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "axolotl.yaml").write_text(
+        "base_model: openai-community/gpt2\nmicro_batch_size: 2\nsequence_len: 64\n"
+        "datasets: [{path: x, type: alpaca}]\n"
+    )
+    named = {"model": "gpt2", "recipe": "axolotl.yaml"}
+    for words, settings in (
+        ("axolotl.yaml", {"model": "axolotl.yaml"}),
+        ("axolotl.yaml --seq 32", {"recipe": "axolotl.yaml", "seq": 32}),
+        ("gpt2 --gpu t4 --recipe axolotl.yaml", {**named, "gpu": "t4"}),
+    ):
+        (plan,) = make_plans(settings)
+        assert (options(plan), plan.batch) == (words, 2)
+
+
 def test_arguments_are_read_as_what_they_look_like():
     pairs = ["a=1", "b=0.5", "c=true", "d=none", "e=word", "f=1e-3", 'g="1"', "h= x = y "]
     assert dict(FIELDS["optim_args"].read(tuple(pairs))) == {

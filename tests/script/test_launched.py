@@ -171,6 +171,17 @@ def test_a_launched_script_is_one_rank_of_all(launch):
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
 
 
+def test_a_shell_or_a_script_that_says_it_is_a_rank_of_many_needs_no_peer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank.py").write_text(textwrap.dedent(LAUNCHED.replace("0}]", "3}]")))
+    shell = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "10.255.255.1"}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    found = simulate(make_plan(["python", "rank.py"], steps=0))
+    assert found.ending.code == 0
+    assert any("rank 3 of 4" in one for one in found.traced.prediction.assumptions)
+
+
 def test_a_step_on_another_stream_is_not_what_ranks_send(launch):
     found = launch(ON_ANOTHER_STREAM).traced.prediction.components
     weights = 4 * 2 * (512 * 512 + 512)

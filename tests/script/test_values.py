@@ -100,6 +100,17 @@ LAID_OUT_ANEW = """
     assert torch.equal(flat[7:-500].cpu(), kept.view(-1)[7:]) and flat[:8].sum().item() != 63
     assert torch.equal(halves[:-500].cpu(), kept.view(-1).half())
 """
+MASKED = """
+    import resource, torch
+    states = torch.nn.Linear(64, 1024, device="cuda")(torch.ones(32, 1024, 64, device="cuda"))
+    mask = torch.ones(32, 1024, 1024, device="cuda").tril().bool()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(4):
+        shares = torch.where(mask, states.softmax(-1), torch.zeros((), device="cuda"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    first, *_, last = shares.cpu()[0].sum(-1).tolist()
+    assert 0 < first < 0.01 and abs(last - 1) < 0.01
+"""
 IN_BACKWARD = """
     import torch, torch.nn as nn
     net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
@@ -208,6 +219,7 @@ DECIDES = """
     [
         pytest.param(KNOWN, id="put on the GPU"),
         pytest.param(LAID_OUT_ANEW, id="large random numbers, copied before they are read"),
+        pytest.param(MASKED, id="a softmax's, masked before they are read"),
         pytest.param(UNKNOWN, id="computed"),
         pytest.param(CHECKED, id="checked"),
         pytest.param(WRITTEN_BY_KERNELS, id="written by kernels"),

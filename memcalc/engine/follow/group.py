@@ -6,6 +6,7 @@ Messages of ranks through a store are answered at once.
 import importlib
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,19 +28,26 @@ every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are sh
 class Groups:
     """The groups that the program joins."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, counters: Counters, join: Callable[[int, int], None]) -> None:
+        """Take ``join``, which is called with rank and world before a program joins others."""
+        self._counters, self._join = counters, join
+        self._installed = False
         self.sizes: set[int] = set()
         """Processes in each group."""
         self.messages = Messages()
 
+    def watch(self, patches: Patches) -> None:
+        """Patch ``init_process_group``, by which a process becomes one of several."""
+        around = self._init_process_group
+        patches.wrap(distributed_c10d, "init_process_group", around, also=(dist, device_mesh))
+
     def install(self, patches: Patches) -> None:
         """Patch torch.distributed so that this process joins its groups alone."""
+        self._installed = True
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         # The group of the host's memory, where programs ask for one.
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
         for name, around in (
-            ("init_process_group", self._init_process_group),
             ("new_group", self._new_group),
             ("split_group", self._split_group),
             ("monitored_barrier", _skip_barrier),
@@ -66,10 +74,16 @@ class Groups:
         **kwargs: Any,
     ) -> None:
         world = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        own = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
+        if world > 1 and not self._installed:
+            self._join(own, world)
+        if not self._installed:
+            original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+            return
         original(
             _without_gloo(backend) or "cpu:fake,cuda:nccl",
             store=SingleRankStore(),
-            rank=rank if rank >= 0 else int(os.environ.get("RANK", "0")),
+            rank=own,
             world_size=world,
         )
         self.sizes.add(world)

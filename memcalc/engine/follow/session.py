@@ -33,6 +33,7 @@ from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.units import format_bytes
 
+ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _BY_HAND = (
     "without an optimizer, the script's change of its parameters between two backward passes is "
     "taken for a step"
@@ -63,7 +64,7 @@ class Session:
         self.names = Names(self.counters, self.models, self.steps)
         self.names.stepping = self._begin_step
         self.phases = Phases(self.counters, self.steps, self.names)
-        self.groups = Groups(self.counters)
+        self.groups = Groups(self.counters, self._join)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
         self._one_of_many = one_of_many
@@ -80,6 +81,7 @@ class Session:
             part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
+        self.groups.watch(self.patches)
         if self._one_of_many:
             self.be_one_of_many()
         return self
@@ -136,6 +138,11 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
+
+    def _join(self, rank: int, world: int) -> None:
+        """Run this process as the rank that the program, or the shell's variables, say it is."""
+        self.say(ONE_OF_MANY.format(rank, world))
+        self.be_one_of_many()
 
     def state(self) -> OptimizerState:
         """Return the optimizer state for the models alive at the peak."""

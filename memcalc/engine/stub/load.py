@@ -5,7 +5,6 @@ its soname. So the stub driver's library, and a shell for each soname that PyTor
 loaded first, whether or not NVIDIA's wheels are installed.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -19,9 +18,10 @@ from typing import Any
 
 import msgspec
 
+from memcalc.children import command
 from memcalc.engine.stub import build, elf
 from memcalc.errors import EstimateError
-from memcalc.files import artifact, cache, lock
+from memcalc.files import artifact, lock
 from memcalc.files.compiler import CompileError, system_compiler
 
 _EXTRA = "libmemcalc_extra.so"
@@ -92,11 +92,11 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
     for file in (library, *own, *packages):
         status = file.stat()
         digest.update(f"{file}{status.st_size}{status.st_mtime_ns}".encode())
-    folder = _cache_folder() / digest.hexdigest()[:20]
-    if re.search(r"[ :;]", str(folder)):
+    folder = command.work_folder() / "stub" / digest.hexdigest()[:20]
+    if command.UNLOADABLE.search(str(folder)):
         raise EstimateError(
-            f"The stub driver cannot be loaded from {folder}: set MEMCALC_CACHE to a folder whose "
-            "name has no spaces, colons or semicolons."
+            f"The stub driver cannot be loaded from {folder}: set TMPDIR to a folder whose name "
+            "has no spaces, colons or semicolons."
         )
     record = folder / _RECORD
     try:
@@ -201,7 +201,7 @@ def libraries() -> Path:
         EstimateError: they are not shipped and cannot be compiled.
     """
     machine = platform.machine()
-    kept = _cache_folder() / build.mark(machine)
+    kept = command.work_folder() / "stub" / build.mark(machine)
     if build.is_current(build.BUILT, machine):
         return build.BUILT
     if kept.exists():
@@ -226,13 +226,6 @@ def libraries() -> Path:
     return kept
 
 
-def _cache_folder() -> Path:
-    try:
-        return cache.folder().absolute() / "stub"
-    except OSError as error:
-        raise _cache_error(error) from None
-
-
 def _check_owner(folder: Path) -> None:
     """Check that no other user can write to a folder, because scripts load libraries from it.
 
@@ -252,13 +245,11 @@ def _check_owner(folder: Path) -> None:
 
 
 def _cache_error(error: OSError) -> EstimateError:
-    """Return the error for a cache folder that cannot be written."""
-    with contextlib.suppress(OSError):
-        return EstimateError(
-            f"The stub driver cannot be kept in {cache.folder()} ({error.strerror or error}): set "
-            "MEMCALC_CACHE to a folder that can be written."
-        )
-    return EstimateError(f"The stub driver cannot be kept: {error.strerror}.")
+    """Return the error for a folder that does not take the libraries."""
+    return EstimateError(
+        f"The stub driver cannot be kept in {command.work_folder()} ({error.strerror or error}): "
+        "set MEMCALC_CACHE to a folder that can be written."
+    )
 
 
 # ---- shells

@@ -85,7 +85,7 @@ class Draws:
         """Delay the result of a softmax over unknown numbers until read: rows sum to one."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
-            make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
+            make = Later(functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype))
             self._numbers.unknown.postpone(out, make, made_up=True)
 
     def _draw_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:

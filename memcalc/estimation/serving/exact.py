@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus, positions
 from memcalc.catalog.models import ModelSource
-from memcalc.children.command import temporary_folder
+from memcalc.children.command import own_folder
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.serving.run import python_with_vllm, start_vllm
 from memcalc.estimation.serving.started import convert_figures
@@ -53,7 +53,7 @@ def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
     length = _count_tokens(plan, source)
     tell(Progress(f"starting vLLM for {plan.model}: half a minute to two"))
     with (
-        temporary_folder() as scratch,
+        own_folder(in_cache=False) as scratch,
         open(scratch / "vllm.log", "w", encoding="utf-8") as log,
     ):
         words = ["serve", *_model_arguments(source, scratch), *_options(plan)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from memcalc.catalog.gpus import Gpu, Target
-from memcalc.children.command import temporary_folder
+from memcalc.children.command import own_folder
 from memcalc.engine import driver, simulated_gpu
 from memcalc.engine.environment import vllm as vllm_environment
 from memcalc.engine.environment.releases import parse
@@ -95,7 +95,7 @@ def start_vllm(
         given: variables that stand before the command.
         length: of sequences to count, beside the longest.
     """
-    with temporary_folder() as folder:
+    with own_folder(in_cache=False) as folder:
         environ = _make_environment({**os.environ, **given}, gpu, python, count, folder)
         return start.start(
             [module, *words],
