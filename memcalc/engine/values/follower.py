@@ -157,9 +157,8 @@ class Values:
             with guard(keys):
                 out = follow(one, args, kwargs)
                 if on_host and not is_finiteness_test(one, args):
-                    self._numbers.carry_on_host(
-                        (args, kwargs), tensors_in((out, *one.written(args, kwargs)))
-                    )
+                    made = tensors_in((out, *one.written(args, kwargs)))
+                    self._numbers.carry_on_host((args, kwargs), made)
                 return out
 
         return call
@@ -290,6 +289,8 @@ class Values:
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run an operator, and compute its result on the host, now or when it is read."""
         out = one.op(*args, **kwargs)
+        if one.updates and self._numbers.count(one.op, *args, **kwargs):
+            return out
         if can_wait_large(self._numbers, one, args, out) and defer(
             self._numbers, one, args, kwargs, out, most=LARGE
         ):

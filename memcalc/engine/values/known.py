@@ -285,6 +285,20 @@ class Numbers:
             return False
         return not _fills_units(tensor) and self.read_mark(tensor) == MADE_UP
 
+    def count(self, op: Any, tensor: Any, *others: Any, **kwargs: Any) -> bool:
+        """Run an operator that updates a counter by a number on the host, as batch norms do.
+
+        Returns:
+            False, without a run, for anything else than one known number and Python's numbers.
+        """
+        if len(others) != 1 or type(others[0]) not in (int, float) or not is_plain((tensor,)):
+            return False
+        if tensor.numel() != 1 or not self.knows(tensor):
+            return False
+        if not torch.cuda.is_current_stream_capturing():
+            op(cpu_view(tensor), *others, **kwargs)
+        return True
+
     def carry_on_host(self, given: Any, made: Iterable[torch.Tensor]) -> None:
         """Mark results on the host as made up if a given tensor there is."""
         if any(one.is_cpu and self._is_made_up_on_host(one) for one in tensors_in(given)):
@@ -296,6 +310,8 @@ class Numbers:
         for one in tensors:
             if one.is_cuda and one.numel() and (integers or one.is_floating_point()):
                 self.unknown.drop(one)
+                if not self._holds(one.data_ptr(), _extent(one)):
+                    continue
                 storage = one.untyped_storage()
                 alone = storage.nbytes() == one.nbytes
                 if alone or not self._holds(storage.data_ptr(), storage.nbytes()):

@@ -49,7 +49,7 @@ class Writer(NamedTuple):
         if self.switch and not args[self.switch]:
             return []
         found = [args[place] for place in self.places if place < len(args)]
-        return tensors_in([*found, *(kwargs.get(name) for name in self.names)])
+        return tensors_in(found + [kwargs.get(name) for name in self.names] if kwargs else found)
 
 
 @functools.cache
