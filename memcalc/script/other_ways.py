@@ -51,12 +51,13 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         from training. An assumption tells what the others need. It is tight at most if one of them
         does not fit.
     """
-    lines, escapes = found.ending.decides, found.ending.escapes
+    lines, escapes = tuple(found.ending.decides), found.ending.escapes
     if found.traced is None or found.ending.code or not (lines or escapes):
         return found
     affordable = int(_MOST_SECONDS / max(seconds, 0.1))
     asked = lines[: min(_MOST_WAYS, affordable)]
-    ways = {line: _run_way(again, Way(opposite=line, longer=_LONGER)) for line in asked}
+    further = affordable >= 2 * len(asked)
+    ways = {line: _reverse(again, found.ending.decides, line, further=further) for line in asked}
     # Larger and smaller numbers together show whether the size matters; one alone does not.
     scales = _SCALES if escapes and affordable >= len(ways) + len(_SCALES) else {}
     scaled = {name: _run_way(again, Way(scale=scale)) for name, scale in scales.items()}
@@ -124,6 +125,27 @@ def _run_way(again: Again, way: Way) -> _Tried:
     if found.ending.code or found.traced is None:
         return _Tried(None, f"ends with exit code {found.ending.code}")
     return _Tried(found, "")
+
+
+def _reverse(again: Again, decides: dict[str, bool], line: str, *, further: bool) -> _Tried:
+    """Run a program with the decisions of a line reversed.
+
+    Lines that decide only in that run are reversed in another one (``further``): a mask that keeps
+    nothing hides what a guard before it lets through.
+
+    Returns:
+        The run that takes more.
+    """
+    opposite = {line: decides[line]}
+    tried = _run_way(again, Way(opposite=opposite, longer=_LONGER))
+    new = tried.found.ending.decides if tried.found is not None and further else {}
+    if new.keys() <= decides.keys():
+        return tried
+    more = {name: stays for name, stays in new.items() if name not in decides}
+    other = _run_way(again, Way(opposite=opposite | more, longer=_LONGER))
+    if other.found is None:
+        return other if other.outcome == _FULL else tried
+    return max(tried, other, key=lambda one: _find_peak(one.found) if one.found else 0)
 
 
 def _describe_difference(way: _Tried, chosen: Simulated) -> str:

@@ -51,8 +51,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes of a GPU that a process had which the program started."""
     trains: bool = False
     """It computed gradients."""
-    decides: tuple[str, ...] = ()
-    """Lines whose branch or size depends on numbers that were not computed."""
+    decides: dict[str, bool] = {}
+    """Lines whose branch or size depends on numbers that were not computed; True: one that left
+    its loop."""
     escapes: tuple[str, ...] = ()
     """Lines from which such numbers go to the host, where nobody sees what they decide."""
     becomes: Command | None = None
@@ -64,8 +65,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """The way that unknown numbers decide in a run."""
 
-    opposite: str = ""
-    """A line whose decisions go the other way."""
+    opposite: dict[str, bool] = {}
+    """Lines whose decisions go the other way; True: it stays in its loop."""
     scale: float = 1.0
     """How many times as large as usual the numbers are."""
     longer: int = 1

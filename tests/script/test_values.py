@@ -57,6 +57,8 @@ KNOWN = """
     for call in (torch.geqrf, torch.linalg.lu_factor, torch.linalg.eigh, torch.linalg.qr):
         assert torch.allclose(call(square.cuda())[0].cpu(), call(square)[0], atol=1e-5)
     assert torch.equal(square.cuda().lgamma_().cpu(), square.lgamma())
+    torch._foreach_add_(self=[running], other=[running])
+    assert running.item() != 1.75
     for fused in (True, False):
         weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
         optimizer = torch.optim.Adam([weight], fused=fused)
@@ -110,6 +112,40 @@ MASKED = """
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     first, *_, last = shares.cpu()[0].sum(-1).tolist()
     assert 0 < first < 0.01 and abs(last - 1) < 0.01
+"""
+PUT_IN_A_PART = """
+    import torch
+    net, start, tours = torch.nn.Linear(64, 64).cuda(), torch.arange(64).cuda(), []
+    for size in (100, 5000):
+        for put in (
+            lambda scores: scores.__setitem__(7, -1),
+            lambda scores: scores.__setitem__(torch.tensor([7]).cuda(), -1),
+            lambda scores: scores.__setitem__(torch.arange(size).cuda() == 7, -1.0),
+            lambda scores: scores.__setitem__(slice(7, 8), torch.full((1,), -1.0)),
+            lambda scores: scores[7:8].mul_(0),
+            lambda scores: scores[7:8].zero_(),
+        ):
+            scores = net(torch.randn(size, 64, device="cuda")).detach()[:, 0].contiguous()
+            put(scores)
+            assert torch.where(scores <= 0)[0].tolist() == [7]
+            assert not (scores.topk(size - 1).indices == 7).any() and scores[8].item() > 0
+            assert scores.argsort(descending=True)[-1].item() == scores.argsort()[0].item() == 7
+        filled = torch.zeros(size, device="cuda")
+        filled[: size // 2] = net(torch.randn(size // 2, 64, device="cuda"))[:, 0].detach()
+        assert (filled > 0).sum().item() == size // 2 and filled[size // 2 :].sum().item() == 0
+    banned = net(torch.randn(64, 64, device="cuda")).detach()
+    banned[:, 3] = -float("inf")
+    assert (banned > 0).sum().item() == 64 * 63 and not (banned.argmax(-1) == 3).any()
+    visited = torch.zeros(64, 64, dtype=torch.bool, device="cuda")
+    for _ in range(64):
+        scores = net(torch.randn(64, 64, device="cuda")).masked_fill(visited, -1e9)
+        tours.append(scores.argmax(-1))
+        visited = visited.scatter(1, tours[-1][:, None], True)
+    assert visited.all() and all(len(set(one)) == 64 for one in torch.stack(tours, 1).tolist())
+    far = torch.cdist(banned[:, 4:], banned[:, 4:])
+    far.fill_diagonal_(float("inf"))
+    for chosen in (far.argmin(1), far.topk(9, largest=False).indices.T):
+        assert not (chosen == start).any()
 """
 IN_BACKWARD = """
     import torch, torch.nn as nn
@@ -230,6 +266,10 @@ def test_numbers_that_a_script_reads_let_it_go_on(run, script):
     found = run(script)
     assert found.ending.code == 0
     assert not found.ending.decides
+
+
+def test_numbers_put_among_computed_ones_are_found_there_and_not_chosen(run):
+    assert run(PUT_IN_A_PART).ending.code == 0
 
 
 def at_night(*conditions):
@@ -380,27 +420,36 @@ def test_a_loop_that_waits_for_a_made_up_number_ends(run):
         """
     )
     assert found.ending.code == 0
-    assert found.ending.decides == ("train.py:5", "train.py:7")
+    assert [*found.ending.decides] == ["train.py:5", "train.py:7"]
 
 
-def test_the_other_way_of_a_loop_is_a_longer_one(run):
-    found = run(
-        """
-        import torch
-        cell, halt = torch.nn.GRUCell(512, 512).cuda(), torch.nn.Linear(512, 1).cuda()
-        for step in range(2):
-            state, total = torch.randn(1024, 512).cuda(), torch.zeros(1024).cuda()
-            turns = 0
-            while turns < 9 and (total < 0.99).any():
-                state = cell(state, state)
-                total = total + halt(state).squeeze(-1).sigmoid()
-                turns += 1
-            state.square().mean().backward()
-        print(turns)
-        """
-    )
+HALTS = """
+    import torch
+    cell, halt = torch.nn.GRUCell(512, 512).cuda(), torch.nn.Linear(512, 1).cuda()
+    for step in range(2):
+        state, total = torch.randn(1024, 512).cuda(), torch.zeros(1024).cuda()
+        turns = 0
+        while {stays}:
+            if {leaves}: break
+            state = cell(state, state)
+            total = total + halt(state).squeeze(-1).sigmoid()
+            turns += 1
+        state.square().mean().backward()
+    print(turns)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stays", "leaves"),
+    [
+        ("turns < 9 and (total < 0.99).any()", "turns > 9"),
+        ("True", "turns == 9 or not (total < 0.99).any()"),
+    ],
+)
+def test_the_other_way_of_a_loop_is_a_longer_one(run, stays, leaves):
+    found = run(HALTS.replace("{stays}", stays).replace("{leaves}", leaves))
     said = found.traced.prediction.assumptions[0]
-    assert "decide at train.py:7" in said
+    assert f"decide at train.py:{7 if leaves == 'turns > 9' else 8}" in said
     assert "MiB more)" in said
 
 
@@ -419,16 +468,18 @@ def test_a_branch_that_fails_is_told_and_not_counted(run):
     assert "the other way at train.py:4 (ends with exit code 1)" in prediction.assumptions[0]
 
 
-def test_a_mask_of_unknown_numbers_tells_what_it_takes_to_keep_everything(run):
+@pytest.mark.parametrize("guard", ["True", "(out > 0.95).any()"])
+def test_a_mask_of_unknown_numbers_tells_what_it_takes_to_keep_everything(run, guard):
     found = run(
-        """
+        f"""
         import torch
         out = torch.nn.Linear(64, 1024).cuda()(torch.randn(4096, 64, device="cuda"))
-        kept = out[out > 0.5]
+        if {guard}:
+            kept = out[out > 0.95].repeat(9)
         """
     )
     said = found.traced.prediction.assumptions[0]
-    assert "decide at train.py:4" in said
+    assert f"decide at train.py:{5 if guard == 'True' else 4};" in said
     assert "MiB more)" in said
 
 

@@ -56,8 +56,10 @@ class Transfers:
                 later = self._numbers.postponed_weight(source)
             if later is None:
                 self._numbers.settle(source)
+        ready, shares = True, False
         if one.writes:
-            self._numbers.overwrite(args[0])
+            ready = self._numbers.prepare_write(args[0])
+            shares = args[0].is_cuda and self._numbers.shares_units(args[0])
         self.source = source
         self._transfer(True)
         try:
@@ -71,9 +73,10 @@ class Transfers:
             return out
         if not (out.is_cuda or source.is_cuda):
             self._numbers.carry_on_host((source,), (out,))
-            return out
-        if not source.is_cuda:
-            self._copy_to_gpu(out, source)
+        elif not ready:
+            self._numbers.erase(out)
+        elif not source.is_cuda:
+            self._copy_to_gpu(out, source, shares)
         elif not out.is_cuda:
             self._copy_to_host(out, source)
         elif 1 < source.numel() < out.numel() > SMALL:
@@ -87,9 +90,9 @@ class Transfers:
             self._numbers.forget((out,))
         return out
 
-    def _copy_to_gpu(self, out: torch.Tensor, source: torch.Tensor) -> None:
+    def _copy_to_gpu(self, out: torch.Tensor, source: torch.Tensor, made_up: bool) -> None:
         """Copy values to the GPU that the driver did not: large or in another layout."""
-        made_up = self._numbers.state(source) == MADE_UP
+        made_up = made_up or self._numbers.state(source) == MADE_UP
         if self._numbers.read_mark(out) and out.dtype is source.dtype:
             if made_up:
                 self._numbers.mark(out, made_up)

@@ -5,16 +5,22 @@ Most programs read few of the numbers that they compute, and a step of a small m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memcalc.engine.host_view import Place, is_plain, map_tensors, tensors_in
-from memcalc.engine.values.rules import MOVES, PUTS, SMALL, Followed
+from memcalc.engine.values.known import KNOWN, Numbers
+from memcalc.engine.values.rules import (
+    COMPARES,
+    MOVES,
+    PUT,
+    PUTS,
+    PUTS_BY_INDEX,
+    SMALL,
+    Followed,
+)
 from memcalc.engine.values.unknown import DEEPEST, WEIGHT, Later
-
-if TYPE_CHECKING:
-    from memcalc.engine.values.known import Numbers
 
 _WAITS = 1 << 16
 """Elements above which a ``where`` waits: smaller ones are computed in less time."""
@@ -42,6 +48,13 @@ def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool
     if one.base not in MOVES or one.writes or out.numel() <= WEIGHT:
         return False
     return any(numbers.postponed_weight(each) for each in tensors_in(args))
+
+
+def takes_unknown(numbers: Numbers, one: Followed, args: Any, tensor: torch.Tensor) -> bool:
+    """Return True if an operator is computed of a large unknown tensor, its argument, at once."""
+    if one.base not in PUTS_BY_INDEX:
+        return one.base in PUTS or one.base in COMPARES
+    return tensor is args[0] and tensor.numel() <= PUT and numbers.state(args[2]) == KNOWN
 
 
 def defer(

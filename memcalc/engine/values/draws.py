@@ -9,13 +9,21 @@ from typing import Any
 import torch
 
 from memcalc.engine.host_view import is_plain, tensors_in
-from memcalc.engine.values.known import KNOWN, Numbers
-from memcalc.engine.values.rules import LARGE, SMALL, Followed, spread_evenly
+from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
+from memcalc.engine.values.rules import (
+    HIGHEST,
+    LARGE,
+    PUT,
+    SMALL,
+    Followed,
+    find_excluded,
+    spread_evenly,
+)
 from memcalc.engine.values.unknown import Later, distribution
 
 _DRAWN = 1 << 16
 """Elements of the largest tensors of unknown shares by which places are drawn."""
-_PUT = 1 << 20
+_PLACES = 1 << 20
 """The most places that are chosen."""
 BALANCED = (
     "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
@@ -60,26 +68,40 @@ class Draws:
     def choose(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run multinomial; over many unknown shares it chooses all indices equally often."""
         if args[0].numel() > _DRAWN and args[0].is_cuda and self._numbers.state(args[0]) != KNOWN:
-            return self.spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
+            return self.spread(one, args, kwargs)
         return self.draw(one, args, kwargs)
 
-    def spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Write indices that choose each of unknown scores equally often to a result.
+    def spread(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run an operator that chooses, and let it choose each of unknown scores equally often.
 
         Among scores in one row a call goes on where the last one ended: a sampler that takes the
         best of a pool, again and again, takes others each time.
         """
+        out = one.op(*args, **kwargs)
+        place, default = HIGHEST.get(one.op.name(), (4, -1))
         places = out[1] if isinstance(out, tuple) else out
         shift, among = self._numbers.unknown.shift, args[0].numel()
         if args[0].dim() == 1:
             shift += self._chosen[among]
             self._chosen[among] += places.numel()
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
-        if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            chosen = spread_evenly(places, args[0], dim, shift)
+        if places.numel() <= _PLACES and args[0].numel() and is_plain((places, args[0])):
+            excluded = self._find_excluded(one, args, kwargs)
+            chosen = spread_evenly(places, args[0], dim, shift, excluded)
             self._numbers.write_result(places, chosen, made_up=True)
             self._say(BALANCED)
         return out
+
+    def _find_excluded(self, one: Followed, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """Return a mask of the scores that a program has put so low that they are not chosen."""
+        scores = args[0]
+        written = self._numbers.read_mark(scores) == MADE_UP and scores.numel() <= PUT
+        if not written and (scores.numel() > SMALL or self._numbers.state(scores) != MADE_UP):
+            return None
+        # Only topk has so many arguments.
+        largest = args[3] if len(args) > 3 else kwargs.get("largest", "min" not in one.op.name())
+        found = self._numbers.host(scores)
+        return find_excluded(found if largest else -found)
 
     def distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
         """Delay the result of a softmax over unknown numbers until read: rows sum to one."""

@@ -33,7 +33,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
-from memcalc.engine.values.deferred import can_defer, can_wait_large, defer
+from memcalc.engine.values.deferred import can_defer, can_wait_large, defer, takes_unknown
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.extensions import own_namespaces
 from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
@@ -48,6 +48,7 @@ from memcalc.engine.values.rules import (
     MADE,
     MAKES,
     MOVES,
+    PUT,
     PUTS,
     SMALL,
     TRANSFERS,
@@ -68,8 +69,6 @@ _aten: Any = torch.ops.aten
 _C: Any = torch._C
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
-_PUT = 1 << 20
-"""Elements of the largest tensors of unknown floats into which known numbers are put."""
 
 
 def prepare() -> None:
@@ -158,21 +157,20 @@ class Values:
             with guard(keys):
                 out = follow(one, args, kwargs)
                 if on_host and not is_finiteness_test(one, args):
-                    self._numbers.carry_on_host(
-                        (args, kwargs), tensors_in((out, *one.written(args, kwargs)))
-                    )
+                    made = tensors_in((out, *one.written(args, kwargs)))
+                    self._numbers.carry_on_host((args, kwargs), made)
                 return out
 
         return call
 
     def _make_rule(self, one: Followed) -> Rule:
         """Return the function that runs an operator and computes its result on the host."""
-        op, base, chooses = one.op, one.base, HIGHEST.get(one.op.name())
+        op, base, chooses = one.op, one.base, one.op.name() in HIGHEST
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
         waiting = (False,), (False, True)  # Made-up numbers are computed with in small tensors.
-        end = ENDS.get(base) if chooses is None else None
+        end = None if chooses else ENDS.get(base)
 
         def follow(_: Followed, args: Any, kwargs: Any) -> Any:
             first = args[0] if args else None
@@ -181,7 +179,7 @@ class Values:
             if not isinstance(first, torch.Tensor) or not first.is_floating_point():
                 return self._compute(one, args, kwargs)
             if chooses and first.is_cuda and self.state(first) != KNOWN:
-                return self._draws.spread(op(*args, **kwargs), args, kwargs, *chooses)
+                return self._draws.spread(one, args, kwargs)
             count = first.numel()
             if waits and count <= SMALL:
                 out = op(*args, **kwargs)
@@ -190,12 +188,12 @@ class Values:
                 if not defer(self._numbers, one, args, kwargs, out):
                     self._compute_on_host(one, args, kwargs, out)
                 return out
-            if count <= small or (base in PUTS and count <= _PUT):
+            if count <= small or (base in PUTS and count <= PUT):
                 return self._compute(one, args, kwargs)
             # Most calls of a training.
             if not first.is_cuda or type(first) is not torch.Tensor:
                 return op(*args, **kwargs)
-            if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
+            if count <= LARGE and (held(first) or postponed(first) in waiting[count <= PUT]):
                 return self._compute(one, args, kwargs)
             out = op(*args, **kwargs)
             if one.given_result:
@@ -291,6 +289,8 @@ class Values:
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run an operator, and compute its result on the host, now or when it is read."""
         out = one.op(*args, **kwargs)
+        if one.updates and self._numbers.count(one.op, *args, **kwargs):
+            return out
         if can_wait_large(self._numbers, one, args, out) and defer(
             self._numbers, one, args, kwargs, out, most=LARGE
         ):
@@ -313,7 +313,7 @@ class Values:
                 continue
             of_each = self.state(each)
             if of_each == UNKNOWN and each.is_floating_point():
-                known &= each.numel() <= SMALL or one.base in PUTS or one.base in COMPARES
+                known &= each.numel() <= SMALL or takes_unknown(self._numbers, one, args, each)
                 of_each = MADE_UP
             state = max(state, of_each)
         if not known or most > LARGE or not self._numbers.may_take(most):
@@ -326,7 +326,8 @@ class Values:
             state = KNOWN
         for each in written:
             if each.is_cuda and each.is_floating_point():
-                (self._numbers.overwrite if one.overwrites else self._numbers.settle)(each)
+                if not self._numbers.prepare_write(each, overwrites=one.overwrites):
+                    return
                 if not self.state(each):
                     self._numbers.write(each, self._numbers.host(each))
         with contextlib.suppress(Exception):

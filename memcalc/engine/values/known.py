@@ -24,7 +24,7 @@ from memcalc.engine.host_view import (
     tensors_in,
 )
 from memcalc.engine.stub import load as stub
-from memcalc.engine.values.rules import MASKS
+from memcalc.engine.values.rules import MASKS, PUT
 from memcalc.engine.values.unknown import DEEPEST, MOST_MARKED, WEIGHT, Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
@@ -113,8 +113,7 @@ class Numbers:
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Set every element of a tensor on the GPU to a value, and mark it as known."""
-        if tensor.is_cuda and tensor.numel() and stub.maps():
-            self.overwrite(tensor)
+        if tensor.is_cuda and tensor.numel() and stub.maps() and self.prepare_write(tensor):
             self.write(tensor, value)
             self.mark(tensor, False)
 
@@ -148,11 +147,36 @@ class Numbers:
             self.write(bytes_at(found.at, found.dtype, made.numel()), made)
             self._mark(found.at, made.nbytes, found.made_up)
 
-    def overwrite(self, tensor: torch.Tensor) -> None:
-        """Prepare a tensor for a write of all its elements: other elements of its storage stay."""
-        if tensor.is_cuda and self.unknown.postponed_kind(tensor) is not None:
-            whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-            (self.unknown.drop if whole else self.settle)(tensor)
+    def prepare_write(self, tensor: torch.Tensor, *, overwrites: bool = True) -> bool:
+        """Prepare a tensor for a write on the host: other elements of its storage stay.
+
+        Unknown numbers around a part that is written are written as made-up ones: they would read
+        as the zeros that stand there.
+
+        Args:
+            tensor: the tensor, on the GPU or the host.
+            overwrites: what stands in the tensor does not matter.
+
+        Returns:
+            False if the write must be left out, because there are too many numbers around it.
+        """
+        if not tensor.is_cuda or not is_plain((tensor,)):
+            return True
+        storage = tensor.untyped_storage()
+        whole, at = storage.nbytes() == tensor.nbytes, storage.data_ptr()
+        if whole and overwrites:
+            self.unknown.drop(tensor)
+            return True
+        self.settle(tensor)
+        if whole or not tensor.is_floating_point() or self._holds(at, storage.nbytes()):
+            return True
+        count = storage.nbytes() // tensor.element_size()
+        if count > PUT:
+            return _fills_units(tensor)
+        around = bytes_at(at, tensor.dtype, count)
+        around.copy_(self.unknown.like(Place(at, around.shape, (1,), tensor.dtype)))
+        self._mark(at, around.nbytes, True)
+        return True
 
     def later(self, tensor: torch.Tensor) -> Later:
         """Return the present numbers of a tensor, computed when they are first needed."""
@@ -244,6 +268,7 @@ class Numbers:
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
         """Mark a tensor's numbers as known or made up; on the host, in its whole storage."""
         if tensor.is_cuda and tensor.numel():
+            made_up = made_up or self.shares_units(tensor)
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
         elif made_up and tensor.is_cpu and is_plain((tensor,)):
             if len(self.on_host) >= self._most_on_host:
@@ -253,6 +278,26 @@ class Numbers:
                 self._most_on_host = max(MOST_MARKED, 2 * len(kept))
             storage = tensor.untyped_storage()
             self.on_host[storage._cdata] = StorageWeakRef(storage)
+
+    def shares_units(self, tensor: torch.Tensor) -> bool:
+        """Return True for a part of a tensor that has made-up numbers of others in its units."""
+        if tensor.untyped_storage().nbytes() == tensor.nbytes:
+            return False
+        return not _fills_units(tensor) and self.read_mark(tensor) == MADE_UP
+
+    def count(self, op: Any, tensor: Any, *others: Any, **kwargs: Any) -> bool:
+        """Run an operator that updates a counter by a number on the host, as batch norms do.
+
+        Returns:
+            False, without a run, for anything else than one known number and Python's numbers.
+        """
+        if len(others) != 1 or type(others[0]) not in (int, float) or not is_plain((tensor,)):
+            return False
+        if tensor.numel() != 1 or not self.knows(tensor):
+            return False
+        if not torch.cuda.is_current_stream_capturing():
+            op(cpu_view(tensor), *others, **kwargs)
+        return True
 
     def carry_on_host(self, given: Any, made: Iterable[torch.Tensor]) -> None:
         """Mark results on the host as made up if a given tensor there is."""
@@ -265,9 +310,25 @@ class Numbers:
         for one in tensors:
             if one.is_cuda and one.numel() and (integers or one.is_floating_point()):
                 self.unknown.drop(one)
-                alone = one.untyped_storage().nbytes() == one.nbytes
-                # Nothing else lies in the last unit of a block.
-                self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
+                if not self._holds(one.data_ptr(), _extent(one)):
+                    continue
+                storage = one.untyped_storage()
+                alone = storage.nbytes() == one.nbytes
+                if alone or not self._holds(storage.data_ptr(), storage.nbytes()):
+                    self.erase(one)
+                elif one.numel() <= PUT:
+                    # Beside known numbers, those that are zero would read as known.
+                    made_up = self.unknown.like(Place.from_tensor(one))
+                    self.write(one, made_up if one.is_floating_point() else 0)
+                    self.mark(one, made_up=True)
+                else:
+                    self._zero(one.data_ptr(), _extent(one))
+
+    def erase(self, tensor: torch.Tensor) -> None:
+        """Mark all units of a tensor as unknown: nothing that is known lies beside it."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
+        begin -= begin % _UNIT
+        self._zero(begin, end + -end % _UNIT - begin)
 
     def may_take(self, most: int) -> bool:
         """Return True if the time budget allows computing tensors of ``most`` elements."""
@@ -303,6 +364,11 @@ def _extent(tensor: torch.Tensor) -> int:
     if tensor.is_contiguous():
         return tensor.nbytes
     return Place.from_tensor(tensor).span * tensor.element_size()
+
+
+def _fills_units(tensor: torch.Tensor) -> bool:
+    """Return True if nothing else lies in the units of a tensor."""
+    return tensor.is_contiguous() and not (tensor.nbytes | tensor.data_ptr()) % _UNIT
 
 
 def _has_some(numbers: torch.Tensor) -> bool:

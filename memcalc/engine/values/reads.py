@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -50,12 +50,15 @@ class Reads:
 
     def __init__(self, say: Callable[[str], None], numbers: Numbers) -> None:
         self._say, self._numbers = say, numbers
-        self.opposite = ""
-        """The line whose decisions are reversed, and whose masks keep everything."""
+        self.opposite: Mapping[str, bool] = {}
+        """The lines whose decisions are reversed, and whose masks keep everything; True: one that
+        stays in its loop."""
         self.lines: dict[str, None] = {}
         self.escapes: dict[str, None] = {}
         """Those of the lines whose numbers lose the mark of being made up."""
-        self._decisions: dict[str, None] = {}
+        self.decisions: dict[str, bool] = {}
+        """The lines at which a branch, or a mask's result size, depends on unknown numbers; True:
+        one that left its loop."""
         self._limits: dict[str, None] = {}
         self._alike: Counter[tuple[str, bool]] = Counter()
         """The number of equal decisions of a line in a row."""
@@ -123,18 +126,18 @@ class Reads:
             frame: the frame of the code that tests it.
 
         Returns:
-            The outcome; its opposite for the reversed line, or the one that stays in its loop; or
-            the one that does not raise.
+            The outcome; its opposite for a reversed line, or the one that stays in its loop; or the
+            one that does not raise.
         """
         if (fails := uses.failing_value(frame)) is not None:
             return not fails
         if line := self._deciding():
-            self._decisions[line] = None
-            most = self._endless.get(line, _ENDLESS)
-            if line == self.opposite:
-                stays = uses.continuing_value(frame)
-                found = not found if stays is None else stays
-                most = most if stays is None else _LONG
+            stays, most = uses.continuing_value(frame), self._endless.get(line, _ENDLESS)
+            self.decisions[line] = self.decisions.get(line, False) or stays is (not found)
+            if self.opposite.get(line) and stays is not None:
+                found, most = stays, _LONG
+            elif line in self.opposite:
+                found = not found
             self._alike[line, not found] = 0
             self._alike[line, found] += 1
             if self._alike[line, found] >= most and uses.waits(frame):
@@ -150,8 +153,8 @@ class Reads:
         """
         line = self._deciding()
         if line:
-            self._decisions[line] = None
-        return bool(line) and line == self.opposite
+            self.decisions.setdefault(line, False)
+        return line in self.opposite
 
     def _deciding(self) -> str:
         """Return the user's line that decides, or "" if numbers are only printed or saved."""
@@ -170,11 +173,6 @@ class Reads:
         if line := source_lines.find_line():
             self._limits[line] = None
 
-    @property
-    def decisions(self) -> tuple[str, ...]:
-        """The lines at which a branch, or a mask's result size, depends on unknown numbers."""
-        return tuple(self._decisions)
-
     def report_no_mapping(self) -> None:
         """Report that all numbers read as 0 on this system."""
         self._say(NOTHING)
@@ -184,7 +182,7 @@ class Reads:
         self._say(RULE)
         if self._limits:
             self._say(LIMITED.format(source_lines.join_lines(self._limits)))
-        if self.lines and not (self._decisions or self.escapes):
+        if self.lines and not (self.decisions or self.escapes):
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
     def _count(self) -> int:

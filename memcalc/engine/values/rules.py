@@ -20,10 +20,14 @@ SMALL = 1 << 12
 microsecond, and a call of PyTorch takes five."""
 LARGE = 1 << 27
 """Elements of the largest tensors whose numbers are computed: 0.1 s for a simple operator."""
+PUT = 1 << 20
+"""Largest tensors of unknown floats, in elements, into which known numbers are put."""
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf all any".split())
 """Operators that may decide something: they are computed at any size, of unknown numbers too."""
 AGAINST_A_NUMBER = frozenset("eq ne lt le gt ge".split())
-PUTS = frozenset("scatter masked_fill index_fill index_put where sort topk".split())
+PUTS_BY_INDEX = frozenset("index_put_ index_put _index_put_impl_".split())
+"""Operators that put numbers at given places: backward calls them with unknown ones."""
+PUTS = PUTS_BY_INDEX | frozenset("scatter masked_fill index_fill where sort topk".split())
 """Operators that put known numbers between unknown ones, or whose places matter most."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
 """Operators that only lay their numbers out anew."""
@@ -140,18 +144,57 @@ def is_composed(op: Any) -> bool:
 
 
 def spread_evenly(
-    places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int
+    places: torch.Tensor,
+    scores: torch.Tensor,
+    dim: int | None,
+    shift: int,
+    excluded: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return indices that choose each of the scores equally often, like a router's experts.
 
     The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
     or its last.
+
+    Args:
+        places: the indices that the operator returns.
+        scores: what it chooses by.
+        dim: along which it chooses; None: among all.
+        shift: by how many places the first is farther.
+        excluded: the scores to choose last, as a mask on the host; None: there are none.
     """
     among = scores.numel() if dim is None else scores.shape[dim]
-    numbers = (torch.arange(places.numel(), device="cpu") + among // 2 + shift) % among
-    if dim is None or not places.dim() or places.dim() < scores.dim():
-        return numbers.view(places.shape)
-    return numbers.view(places.movedim(dim, -1).shape).movedim(-1, dim)
+    numbers = torch.arange(places.numel(), device="cpu") + among // 2 + shift
+    along = dim if places.dim() and places.dim() == scores.dim() else None
+    numbers = numbers.view(places.shape if along is None else places.movedim(along, -1).shape)
+    if excluded is None:
+        numbers = numbers % among
+    else:
+        rows = (excluded.reshape(-1) if dim is None else excluded.movedim(dim, -1)).byte()
+        each = numbers.unsqueeze(-1) if along is None else numbers
+        count, most = among - rows.sum(-1, keepdim=True), each.shape[-1]
+        each = torch.where(
+            count < most, torch.arange(most, device="cpu"), each % count.clamp(min=1)
+        )
+        found = rows.argsort(dim=-1, stable=True).gather(-1, each.view(*rows.shape[:-1], most))
+        numbers = found.view(numbers.shape)
+    return numbers if along is None else numbers.movedim(-1, along)
+
+
+def find_excluded(scores: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask of scores that a program put there so that they are not chosen, or None.
+
+    They are -inf, or lie farther below all others than these are apart, or are the only ones that
+    are not above zero.
+    """
+    found = scores == -math.inf
+    others = scores[~found].double()
+    if others.numel():
+        low, high = others.min(), others.max()
+        above = others[others > low]
+        second = above.min() if above.numel() else low
+        if second - low > high - second or low <= 0 < second:
+            found |= scores == low
+    return found if found.any() else None
 
 
 def read_by(

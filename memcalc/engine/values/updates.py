@@ -49,7 +49,7 @@ class Writer(NamedTuple):
         if self.switch and not args[self.switch]:
             return []
         found = [args[place] for place in self.places if place < len(args)]
-        return tensors_in([*found, *(kwargs.get(name) for name in self.names)])
+        return tensors_in(found + [kwargs.get(name) for name in self.names] if kwargs else found)
 
 
 @functools.cache
@@ -131,28 +131,29 @@ class Updates:
 
         return call
 
-    def _run_on_list(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_on_list(self, original: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator that writes to a list of tensors, and mark these as unknown.
 
         Fused optimizers add to their counts of steps so, which stay known.
         """
+        tensors, *others = args or (kwargs["self"],)
         if self._stepping:
             # What a step writes is forgotten at its end; each tensor of a list on the host would
             # be followed alone.
             with _C._ExcludeDispatchKeyGuard(threads.keys()):
-                out = original(tensors, *args, **kwargs)
+                out = original(*args, **kwargs)
         else:
-            out = original(tensors, *args, **kwargs)
+            out = original(*args, **kwargs)
         if torch.compiler.is_compiling() or not tensors or not tensors[0].is_cuda:
             return out
         counts = original.__name__ == "_foreach_add_" and tensors[0].numel() == 1
-        if counts and args and isinstance(args[0], int | float):
+        if counts and others and isinstance(others[0], int | float):
             known = [
                 cpu_view(one) for one in tensors if _is_plain(one) and self._numbers.knows(one)
             ]
             if known:
                 with _C._ExcludeDispatchKeyGuard(threads.keys()):
-                    original(known, *args, **kwargs)
+                    original(known, *others, **kwargs)
         else:
             self._forget(tensors)
         return out

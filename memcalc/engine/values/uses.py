@@ -165,17 +165,39 @@ def _raises(branch: _Branch, number: int) -> bool:
 
 
 def continuing_value(frame: FrameType | None) -> bool | None:
-    """Return the value of a ``while`` condition that stays in the loop; None elsewhere."""
+    """Return the value of a condition that stays in a loop; None if none of its values leaves.
+
+    It is that of ``while``, or of an ``if`` that ends with ``break`` or ``return``.
+    """
     branch = _find_branch(frame.f_code, frame.f_lasti) if frame is not None else None
     loop = _find_loop(frame)
-    if branch is None or not isinstance(loop, ast.While):
+    if branch is None or loop is None:
         return None
-    begin = loop.body[0].lineno, loop.body[0].col_offset
-    end = loop.end_lineno or 0, loop.end_col_offset or 0
-    if _place(branch.jump) >= begin:
-        return None
-    target = branch.instructions[branch.places[branch.jump.argval]]
-    return branch.jumps_if is (begin <= _place(target) < end)
+    target = _place(branch.instructions[branch.places[branch.jump.argval]])
+    if isinstance(loop, ast.While) and _place(branch.jump) < _begin(loop.body):
+        return branch.jumps_if is (_begin(loop.body) <= target < _end(loop.body))
+    following = _place(branch.instructions[branch.number + 1])
+    for suite in _leaving_suites(loop):
+        for place, value in ((target, branch.jumps_if), (following, not branch.jumps_if)):
+            if _begin(suite) <= place < _end(suite):
+                return not value
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _leaving_suites(loop: ast.AST) -> list[list[ast.stmt]]:
+    """Return the suites of ``if`` and ``else`` in a loop that end with ``break`` or ``return``."""
+    tests = (node for node in ast.walk(loop) if isinstance(node, ast.If))
+    suites = (suite for one in tests for suite in (one.body, one.orelse))
+    return [one for one in suites if one and isinstance(one[-1], ast.Break | ast.Return)]
+
+
+def _begin(suite: list[ast.stmt]) -> tuple[int, int]:
+    return suite[0].lineno, suite[0].col_offset
+
+
+def _end(suite: list[ast.stmt]) -> tuple[int, int]:
+    return suite[-1].end_lineno or 0, suite[-1].end_col_offset or 0
 
 
 def _place(instruction: dis.Instruction) -> tuple[int, int]:
@@ -189,7 +211,7 @@ def waits(frame: FrameType | None) -> bool:
     return isinstance(_find_loop(frame), ast.While)
 
 
-def _find_loop(frame: FrameType | None) -> ast.AST | None:
+def _find_loop(frame: FrameType | None) -> ast.While | ast.For | ast.AsyncFor | None:
     """Return the innermost loop around the running line."""
     loops = _read_source(frame.f_code.co_filename).loops if frame is not None else ()
     line = frame.f_lineno if frame is not None else 0
