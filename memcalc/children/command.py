@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +158,12 @@ def work_folder() -> Path:
     return folder
 
 
-def _remove_work_folder(owner: int) -> None:
-    """Remove the temporary work folder at the end of its process, not of a fork."""
-    if os.getpid() == owner:
+def _remove_work_folder(owner: int, getpid: Callable[[], int] = os.getpid) -> None:
+    """Remove the temporary work folder at the end of its process, not of a fork.
+
+    ``getpid``: as it was before a script replaced it.
+    """
+    if getpid() == owner:
         _temporary.close()
 
 
