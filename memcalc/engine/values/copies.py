@@ -53,7 +53,7 @@ class Transfers:
         if source.is_cuda and source.numel() <= LARGE:
             to = args[0].device if one.writes else kwargs.get("device") or source.device
             if torch.device(to).type == "cuda":
-                later = self._numbers.postponed_weight(source)
+                later = self._numbers.postponed_numbers(source)
             if later is None:
                 self._numbers.settle(source)
         ready, shares = True, False

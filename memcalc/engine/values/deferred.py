@@ -20,7 +20,7 @@ from memcalc.engine.values.rules import (
     SMALL,
     Followed,
 )
-from memcalc.engine.values.unknown import DEEPEST, WEIGHT, Later
+from memcalc.engine.values.unknown import DEEPEST, Later
 
 _WAITS = 1 << 16
 """Elements above which a ``where`` waits: smaller ones are computed in less time."""
@@ -45,9 +45,9 @@ def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool
     """
     if one.base == "where":
         return len(args) == 3 and bool(out.numel() > _WAITS)
-    if one.base not in MOVES or one.writes or out.numel() <= WEIGHT:
+    if one.base not in MOVES or one.writes or out.numel() <= SMALL:
         return False
-    return any(numbers.postponed_weight(each) for each in tensors_in(args))
+    return any(numbers.postponed_numbers(each) for each in tensors_in(args))
 
 
 def takes_unknown(numbers: Numbers, one: Followed, args: Any, tensor: torch.Tensor) -> bool:

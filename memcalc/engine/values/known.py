@@ -24,8 +24,8 @@ from memcalc.engine.host_view import (
     tensors_in,
 )
 from memcalc.engine.stub import load as stub
-from memcalc.engine.values.rules import MASKS, PUT
-from memcalc.engine.values.unknown import DEEPEST, MOST_MARKED, WEIGHT, Later, Unknown
+from memcalc.engine.values.rules import MASKS, PUT, SMALL
+from memcalc.engine.values.unknown import DEEPEST, MOST_MARKED, Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
 """States of a tensor's numbers, in the stub driver's coding."""
@@ -189,14 +189,15 @@ class Numbers:
         now = self._copy(tensor)
         return Later(lambda: now, made_up=state == MADE_UP)
 
-    def postponed_weight(self, tensor: torch.Tensor) -> Later | None:
-        """Return the postponed numbers of a tensor in a large storage; None without any.
+    def postponed_numbers(self, tensor: torch.Tensor) -> Later | None:
+        """Return the postponed numbers of a tensor in a storage that is not small; else None.
 
-        Most are random weights, of which no program reads one: laid out anew they stay postponed.
+        Most are random weights and inputs, which no program reads: laid out anew they stay
+        postponed.
         """
         if self.unknown.postponed_kind(tensor) is None:
             return None
-        if tensor.untyped_storage().nbytes() <= WEIGHT * tensor.element_size():
+        if tensor.untyped_storage().nbytes() <= SMALL * tensor.element_size():
             return None
         return None if self.read_mark(tensor) else self.unknown.later(tensor)
 
