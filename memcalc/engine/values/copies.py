@@ -10,11 +10,12 @@ from memcalc.engine.host_view import is_plain
 from memcalc.engine.patches import Patches
 from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
 from memcalc.engine.values.rules import LARGE, SMALL, Followed
-from memcalc.engine.values.unknown import WEIGHT
 
 _READ = 1 << 22
 """Largest unknown tensor, in elements, that the host gets as numbers. Larger ones are zeros, which
 take no memory: offloaded states and checkpoints."""
+_WEIGHT = 1 << 20
+"""Largest weights, in elements, whose numbers are kept: no program decides by larger ones."""
 
 
 class Transfers:
@@ -98,7 +99,7 @@ class Transfers:
                 self._numbers.mark(out, made_up)
             return
         weight = self._loads_weights or _is_weight(source) or _is_weight(out)
-        most = WEIGHT if weight and out.is_floating_point() else LARGE
+        most = _WEIGHT if weight and out.is_floating_point() else LARGE
         if out.numel() <= most and self._numbers.may_take(out.numel()):
             self._numbers.write(out, source)
             self._numbers.mark(out, made_up)

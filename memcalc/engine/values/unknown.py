@@ -24,8 +24,6 @@ _PERIOD = 65_521
 _SEED = 2_147_483_647
 DEEPEST = 32
 """The longest chain of postponed computations: Python calls them recursively."""
-WEIGHT = 1 << 20
-"""Largest weights, in elements, whose numbers are kept: no program decides by larger ones."""
 MOST_MARKED = 256
 """Noted storages above which freed ones are dropped."""
 
