@@ -114,6 +114,8 @@ class Counters(Notebook):
             if before is not last and (before.phase, before.step) == (phase, step):
                 notes.intervals.pop()
                 before.end = -1
+            # What ends a gap may run on another stream than what began it.
+            notes.intervals[-1].stream = self._current_stream(notes.device)
 
     def forget(self) -> None:
         """Drop the running interval, so that its peaks are not reported."""

@@ -5,24 +5,19 @@ Messages of ranks through a store are answered at once.
 
 import importlib
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.messages import Messages
 from memcalc.engine.follow.objects import Objects
-from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
+from memcalc.engine.packages import fsdp, nccl, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, follow_wrappers
-
-PAUSE = 0.25
-"""Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
-every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are shorter."""
 
 
 class Groups:
@@ -61,6 +56,7 @@ class Groups:
         fsdp.install(patches)
         zero_redundancy.install(patches)
         follow_wrappers(patches, self._counters)
+        patches.wrap(DistributedDataParallel, "_pre_forward", self._begin_forward)
 
     def _init_process_group(
         self,
@@ -103,11 +99,15 @@ class Groups:
         self.sizes |= set(map(len, ranks or ()))
         return original(*args, **kwargs)
 
+    def _begin_forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace DDP's ``_pre_forward``, which frees buckets, after what was sent is free."""
+        self.settle()
+        return original(*args, **kwargs)
+
     def settle(self) -> None:
         """Wait until finished collectives hold no tensors."""
         if max(self.sizes, default=1) > 1 and dist.is_initialized():
-            torch.cuda.synchronize()
-            time.sleep(PAUSE)
+            nccl.release_sent_tensors()
 
 
 def _without_gloo(backend: Any) -> str | None:
