@@ -172,8 +172,7 @@ def find_launched(
     program = parse(plan.command or "", folder, plan.python)
     if not program.launcher:
         return program, None
-    gpus = plan.devices if plan.gpu is not None else None
-    launch = launchers.parse(program.launcher, program.arguments, gpus)
+    launch = launchers.parse(program.launcher, program.arguments, plan)
     started = (
         Program(module=launch.script, arguments=launch.words(0))
         if launch.is_module

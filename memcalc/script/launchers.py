@@ -16,8 +16,11 @@ from typing import Any
 
 import msgspec
 
+from memcalc.children.child import Speaker
 from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
+from memcalc.files.artifact import decode, encode
+from memcalc.records.plan import Plan
 
 NAMES = {
     "torchrun": "torchrun",
@@ -83,13 +86,28 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return {**{name: str(value) for name, value in names.items()}, **self.own}
 
 
-def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
-    """Parse the words after a launcher's name by its own parser; ``gpus``: if it counts them.
+def parse(launcher: str, words: Sequence[str], plan: Plan) -> Launch:
+    """Parse the words after a launcher's name by its own parser, in a fork that has PyTorch.
 
     Raises:
         UsageError: its own parser refuses them, or the launcher is not installed.
     """
-    return _READERS[launcher](list(words), gpus)
+    from memcalc.estimation.engine import engine
+
+    gpus = plan.devices if plan.gpu is not None else None
+    request = {"launcher": launcher, "words": list(words), "gpus": gpus}
+    return decode(Launch, engine.ask(__name__, f"reader of {launcher}", request, plan))
+
+
+def warm(*hint: str) -> None:
+    """Import PyTorch over the stub driver, as a replay of the run will need it."""
+    importlib.import_module("memcalc.engine.replay").warm(*hint)
+
+
+def answer(request: dict[str, Any], _: Speaker) -> dict[str, Any]:
+    """Parse a launcher's words; the entry point of a child process."""
+    found: dict[str, Any] = encode(_READERS[request["launcher"]](request["words"], request["gpus"]))
+    return found
 
 
 def _parse_torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:

@@ -8,7 +8,6 @@ has other functions there plans as it does.
 
 import dataclasses
 import itertools
-import pkgutil
 from typing import Any
 
 from memcalc.engine.patches import Patches
@@ -19,12 +18,8 @@ _EACH_BY_ITSELF = ("aten::_foreach_", "aten::_fused_")
 
 def plan_alike_once(patches: Patches) -> None:
     """Patch DTensor to plan an operator only once for equal tensors of a list."""
-    try:
-        owner = pkgutil.resolve_name("torch.distributed.tensor._sharding_prop:ShardingPropagator")
-    except (ImportError, AttributeError):
-        return
-    if hasattr(owner, "propagate_op_sharding_non_cached"):
-        patches.wrap(owner, "propagate_op_sharding_non_cached", _of_each_kind)
+    place = "ShardingPropagator.propagate_op_sharding_non_cached"
+    patches.wrap_later("torch.distributed.tensor._sharding_prop", place, _of_each_kind)
 
 
 def _of_each_kind(original: Any, propagator: Any, schema: Any) -> Any:
