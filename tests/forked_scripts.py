@@ -42,9 +42,11 @@ for line in iter(sys.stdin.readline, ""):
 """
 _EVERY_RUN = re.compile(
     "MEMCALC_|LD_|HF_HUB_(DOWNLOAD|ETAG)_TIMEOUT|TORCHINDUCTOR_CACHE_DIR|"
-    "(TRITON_LIBCUDA_PATH|TORCH_CPP_LOG_LEVEL|PYTEST_CURRENT_TEST|COLUMNS)$"
+    "(TRITON_LIBCUDA_PATH|TORCH_CPP_LOG_LEVEL|PYTEST_CURRENT_TEST|COLUMNS)$|"
+    "TORCHELASTIC_|MASTER_(ADDR|PORT)$|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$|"
+    "OMP_NUM_THREADS$"
 )
-"""Variables that a run is given, or that change nothing of it."""
+"""Variables that a run is given, or that change nothing of it as PyTorch is imported."""
 
 
 class _Forks:
