@@ -7,13 +7,11 @@ Every recording of PyTorch's phases in the tables is estimated; ``--recording`` 
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import statistics
-from collections.abc import Iterator
 from unittest import mock
 
 import tables
@@ -21,7 +19,7 @@ from judge_recordings import CARDS, label
 from msgspec.structs import replace
 
 from memcalc.children import variables
-from memcalc.estimation import estimate
+from memcalc.estimation.engine import engine
 from memcalc.files.artifact import decode
 from memcalc.records.measurement import PhaseReading, steady_peaks
 from memcalc.records.plan import Plan
@@ -71,32 +69,29 @@ class Row:
     exact: dict[str, bool]
 
 
-@contextlib.contextmanager
-def as_recorded(recording: dict) -> Iterator[None]:
+def predict(recording: dict, plan: Plan) -> Prediction:
     """Estimate as of the machine of a recording, which says what ran there as cuDNN.
 
     A number is the version that a cuDNN without any function gives itself: it is off. Over the
     stand-in driver no kernel runs, so a value read from the device is always zero.
 
     Raises:
+        MemcalcError: the plan cannot be estimated.
         ValueError: it does not say so, and no one can tell from its figures.
     """
-    cudnn = recording["settings"].get("STANDIN_CUDNN")
+    settings = recording["settings"]
+    cudnn = settings.get("STANDIN_CUDNN")
     if cudnn is None:
         raise ValueError("the recording's settings do not say what ran as cuDNN (STANDIN_CUDNN)")
-    told = {
-        "MEMCALC_READS": "zeros" if cudnn != "on a GPU" else "",
-        "MEMCALC_NO_CUDNN": "1" if cudnn.isdigit() else "",
-        IN_TURN: "1" if recording["settings"].get(IN_TURN) == "1" else "",
-    }
-    given = {name: value for name, value in told.items() if value}
+    given = {name: text for name, text in settings.items() if name == IN_TURN and text == "1"}
     select = variables.select
-    # Processes that are warm already were not given them; others start where the shell's differ.
+    # Processes that are warm already were not given it; others start where the shell's differ.
     with (
         mock.patch.dict(os.environ, given),
         mock.patch.object(variables, "select", lambda shell: {**select(shell), **given}),
     ):
-        yield
+        on_a_gpu = cudnn == "on a GPU"
+        return engine.predict(plan, follows_values=on_a_gpu, uses_cudnn=not cudnn.isdigit())
 
 
 def compare(recording: dict) -> list[Row]:
@@ -106,13 +101,9 @@ def compare(recording: dict) -> list[Row]:
         MemcalcError: a plan could not be estimated.
         ValueError: the recording does not say what ran as cuDNN.
     """
-    plans = plans_of(recording)
     rows = []
-    with as_recorded(recording):
-        answers = list(estimate.answers(plans, use_cache=False))
-    for run, plan, answer in zip(recording["runs"], plans, answers, strict=True):
-        if not isinstance(answer, Prediction):
-            raise answer
+    for run, plan in zip(recording["runs"], plans_of(recording), strict=True):
+        answer = predict(recording, plan)
         real = steady(run)
         found = errors(real, answer)
         off, exact = {}, {}

@@ -83,6 +83,12 @@ for _ in range(20):
     times.append(time.process_time() - begin)
 print(json.dumps(sorted(times)[10]), file=sys.stderr)
 """
+SIMULATE = """
+import sys
+from memcalc.script.simulate import make_plan, simulate
+plan = make_plan(["python", "step.py"], steps=0, gpu="h100-sxm")
+simulate(plan, follows_values=bool(sys.argv[1]))
+"""
 LLAMA = {"model": "meta-llama/Llama-3.1-8B", "preset": "qlora", "gpu": "4090", "batch": 1}
 PLANS = (
     {"model": "gpt2", "gpu": "t4", "batch": 64},
@@ -227,15 +233,13 @@ def check(folder: str, rounds: int) -> None:
 
 def simulate(folder: str, rounds: int) -> None:
     Path(folder, "step.py").write_text(STEP)
-    simulated = (*MEMCALC, "simulate", "--gpu", "h100-sxm")
 
-    def step(**variables: str) -> float:
-        words = [*simulated, "--steps", "0", "--", "python", "step.py"]
-        environment = {**os.environ, **variables}
-        done = subprocess.run(words, check=True, capture_output=True, cwd=folder, env=environment)
+    def step(follows_values: bool) -> float:
+        words = [PYTHON, "-c", SIMULATE, str(follows_values or "")]
+        done = subprocess.run(words, check=True, capture_output=True, cwd=folder)
         return float(next(line for line in done.stderr.splitlines() if line[:2] == b"0."))
 
-    followed, own = step(), step(MEMCALC_READS="zeros")  # Values are not followed.
+    followed, own = step(follows_values=True), step(follows_values=False)
     print(f"a step: {1000 * followed:.1f} ms of processor time, bar 1.3 x, ", end="")
     print(f"is {followed / own:.1f} x of {1000 * own:.1f} ms with values not followed")
 

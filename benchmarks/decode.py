@@ -4,9 +4,7 @@ python benchmarks/decode.py evidence/standin/torch2.13.json
 """
 
 import argparse
-import contextlib
 import json
-import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import tables
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import answers
-from memcalc.records.plan import Plan
+from memcalc.estimation.engine import engine
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 
@@ -53,27 +50,10 @@ def compare(name: str, runs: Sequence[dict]) -> Iterator[dict[tuple[str, str], f
             settings = {"model": str(config), "gpu": gpu, **run["plan"]}
             if run["loop"] == "forward":
                 settings["inference"] = True
-            # The stand-in driver has a cuDNN that attention does not run with.
-            yield off(run, _answered(make({**settings, "cudnn_attention": False}), run["loop"]))
-
-
-def _answered(plan: Plan, loop: str) -> Prediction:
-    with _zeros(loop == "generate"):
-        answer = next(answers([plan], use_cache=False))
-    if not isinstance(answer, Prediction):
-        raise answer
-    return answer
-
-
-@contextlib.contextmanager
-def _zeros(wanted: bool) -> Iterator[None]:
-    """What ``generate`` reads over the stand-in driver is zero, as if prompts were padded."""
-    if wanted:
-        os.environ["MEMCALC_READS"] = "zeros"
-    try:
-        yield
-    finally:
-        os.environ.pop("MEMCALC_READS", None)
+            # The stand-in driver has a cuDNN that attention does not run with, and what generate
+            # reads over it is zero, as if prompts were padded.
+            plan = make({**settings, "cudnn_attention": False})
+            yield off(run, engine.predict(plan, follows_values=run["loop"] != "generate"))
 
 
 def main() -> None:

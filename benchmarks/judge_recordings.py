@@ -8,7 +8,6 @@ holds an unpacked PyTorch, as pip install --target makes it.
 
 import argparse
 import multiprocessing
-import os
 import pathlib
 import sys
 import time
@@ -100,12 +99,6 @@ def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterato
         recording: one of a table.
         chosen: places of runs; ``None``: all of them.
     """
-    # A number is the version of a cuDNN that had no functions: it was not used.
-    os.environ.pop("MEMCALC_NO_CUDNN", None)
-    # Over the stand-in driver all that a program reads from the GPU was zero.
-    os.environ["MEMCALC_READS"] = "zeros"
-    if recording["settings"].get("STANDIN_CUDNN", "0").isdigit():
-        os.environ["MEMCALC_NO_CUDNN"] = "1"
     for index in range(len(recording["runs"])) if chosen is None else chosen:
         yield _judged(recording, index)
 
@@ -133,7 +126,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     # CUDA over the stub driver belongs to the fork then, and to no other run.
     context = multiprocessing.get_context("fork")
     heard, told = context.Pipe(duplex=False)
-    fork = context.Process(target=_run, args=(plan, int(environment["multiprocessors"]), told))
+    fork = context.Process(target=_run, args=(plan, recording, told))
     fork.start()
     told.close()
     try:
@@ -153,8 +146,8 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     )
 
 
-def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
-    """Run a plan on a card with so many multiprocessors; tell the levels of its phases."""
+def _run(plan: Any, recording: dict[str, Any], told: Connection) -> None:
+    """Run a plan on a recording's card; tell the levels of its phases."""
     from msgspec.structs import replace
 
     from memcalc.children.child import Breadcrumbs
@@ -166,9 +159,14 @@ def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
 
     try:
         question = look_up(plan)
-        target = replace(question.target, multiprocessors=multiprocessors)
+        processors = int(recording["environment"]["multiprocessors"])
+        target = replace(question.target, multiprocessors=processors)
         speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
-        traces = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+        # A number is the version of a cuDNN that had no functions: it was not used. Over the
+        # stand-in driver all that a program reads from the GPU was zero.
+        cudnn = not recording["settings"].get("STANDIN_CUDNN", "0").isdigit()
+        how = {"follows_values": False, "uses_cudnn": cudnn}
+        traces = SimulatedRun(replace(question, target=target), speaker, how).trace_ranks()
         found = ranks.largest(traces, layouts.spread(plan).world)
     except MemcalcError as error:
         told.send(((), f"{type(error).__name__}: {error}"))

@@ -84,20 +84,13 @@ def compare(recorded: dict[str, Any], names: Sequence[str]) -> None:
     for name, peaks in recorded["runs"].items():
         if name not in (names or [name]):
             continue
-        os.environ["MEMCALC_READS"] = peaks.get("reads", "zeros")
-        command = ["python", str((SCRIPTS / f"{name}.py").resolve())]
-        plan = make_plan(command, steps=0, gpu=recorded["gpu"], torch=recorded["versions"]["torch"])
-        try:
-            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                found = simulate(plan)
-        except MemcalcError as error:
-            print(f"{name}: {error}")
+        known = peaks.get("reads", "zeros") == "known"
+        settings = {"gpu": recorded["gpu"], "torch": recorded["versions"]["torch"]}
+        found = _simulated(SCRIPTS / f"{name}.py", settings, follows_values=known)
+        if isinstance(found, str):
+            print(f"{name}: {found}", flush=True)
             continue
-        if found.traced is None or found.ending.code:
-            print(f"{name}: ended with exit code {found.ending.code}", flush=True)
-            continue
-        phases = found.traced.prediction.phases
-        off = {rung: max(getattr(one, rung) for one in phases) - peaks[rung] for rung in RUNGS}
+        off = {rung: found["peaks"][rung] - peaks[rung] for rung in RUNGS}
         words = ", ".join(
             f"{rung} {by:+,} ({by / peaks[rung]:+.3%})" if by else f"{rung} equal"
             for rung, by in off.items()
@@ -107,37 +100,44 @@ def compare(recorded: dict[str, Any], names: Sequence[str]) -> None:
 
 def _over_stub(script: Path) -> tuple[str, dict[str, Any] | None]:
     """The rule by which values were read, and what was found."""
-    command = [
-        *(sys.executable, "-m", "memcalc", "simulate", "--gpu", GPU, "--steps", "0"),
-        *("--format", "json", "--", "python", str(script.resolve())),
-    ]
     for reads in ("zeros", "known"):
-        done = _ran(command, {"MEMCALC_READS": reads, "MEMCALC_NO_CUDNN": "1"})
-        if done:
-            return reads, _peaks(json.loads(done))
+        known = reads == "known"
+        found = _simulated(script, {"gpu": GPU}, follows_values=known, uses_cudnn=False)
+        if not isinstance(found, str):
+            return reads, found
     return reads, None
 
 
-def _peaks(saved: dict[str, Any]) -> dict[str, Any]:
-    peaks = {rung: max(phase[rung] for phase in saved["phases"]) for rung in RUNGS}
-    return {"peaks": peaks, "torch": saved["versions"]["torch"]}
+def _simulated(script: Path, settings: dict[str, Any], **how: bool) -> dict[str, Any] | str:
+    """The peaks of a script, and the PyTorch it ran with; or why there are none."""
+    plan = make_plan(["python", str(script.resolve())], steps=0, **settings)
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            found = simulate(plan, timeout=TIMEOUT, **how)
+    except MemcalcError as error:
+        return str(error)
+    if found.traced is None or found.ending.code:
+        return f"ended with exit code {found.ending.code}"
+    phases = found.traced.prediction.phases
+    peaks = {rung: max(getattr(one, rung) for one in phases) for rung in RUNGS}
+    return {"peaks": peaks, "torch": found.traced.prediction.versions["torch"]}
 
 
 def _on_card(script: Path) -> tuple[str, dict[str, Any] | None]:
     with tempfile.NamedTemporaryFile("r") as told:
         command = [sys.executable, "-c", _BARE, told.name, str(script.resolve())]
-        done = _ran(command, {})
+        done = _ran(command)
         return "known", None if done is None else json.loads(told.read())
 
 
-def _ran(command: Sequence[str], variables: dict[str, str]) -> str | None:
+def _ran(command: Sequence[str]) -> str | None:
     """What a command printed; ``None``: it failed, or never ended, as some loops over zeros."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 stdout=subprocess.PIPE,
                 check=False,
                 timeout=TIMEOUT,

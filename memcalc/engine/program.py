@@ -49,7 +49,7 @@ _BACKENDS = {
 }
 
 
-def configure(plan: Plan) -> None:
+def configure(plan: Plan, *, uses_cudnn: bool = True) -> None:
     """Set PyTorch's global switches (TF32, cuDNN, attention) by a plan."""
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
     torch.backends.cudnn.benchmark = plan.cudnn_benchmark
@@ -58,8 +58,7 @@ def configure(plan: Plan) -> None:
     if plan.attention in _BACKENDS:
         for name, enable in _BACKENDS.items():
             enable(name == plan.attention or name == "math")
-    if os.environ.get("MEMCALC_NO_CUDNN"):
-        # For comparisons with runs that had no cuDNN.
+    if not uses_cudnn:
         torch.backends.cudnn.enabled = False
 
 

@@ -106,6 +106,8 @@ class Engine:
         figures: bool = False,
         memory: int | None = None,
         lengths: Sequence[int] = (),
+        follows_values: bool = True,
+        uses_cudnn: bool = True,
         timeout: float = math.inf,
     ) -> list[Prediction]:
         """Run the first plan, and predict the others by replays of its run.
@@ -116,6 +118,8 @@ class Engine:
             figures: the ladder is enough, and scratch of kernels may count as temporary.
             memory: bytes of the GPU, in place of its own.
             lengths: train on one batch of each of these lengths.
+            follows_values: what the model reads from the GPU is followed; else it is all zeros.
+            uses_cudnn: convolutions may run cuDNN.
             timeout: seconds after which the run is ended.
 
         Raises:
@@ -123,6 +127,7 @@ class Engine:
         """
         plan, *others = plans
         request = {"counted": counted, "figures": figures, "memory": memory, "lengths": lengths}
+        request |= {"follows_values": follows_values, "uses_cudnn": uses_cudnn}
         answer = self._run(plan, timeout, others=[encode(one) for one in others], **request)
         found = [answer["prediction"], *answer.get("others", ())]
         return [decode(Prediction, one) for one in found]

@@ -168,8 +168,7 @@ class SimulatedRun:
                     # Figures alone do not need the names of operators.
                     named=not request.get("figures"),
                     counted=keep or bool(request.get("counted")),
-                    # A benchmark wants zeros.
-                    values=plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros",
+                    values=plan.target != "cpu" and request.get("follows_values", True),
                     drop=crumbs.drop,
                 )
         except RuntimeError as error:
@@ -208,7 +207,7 @@ class SimulatedRun:
         own = without_fraction(plan.alloc_conf)
         if own:
             internals.set_allocator(own)
-        programs.configure(plan)
+        programs.configure(plan, uses_cudnn=self._request.get("uses_cudnn", True))
         if spread.layout != layouts.SINGLE:
             ranks.join(rank, spread.world)
         simulated_gpu.check(target)

@@ -72,7 +72,12 @@ class _Run:
     def __init__(self, request: Request, answered: Path) -> None:
         self._request, self._answered = request, answered
         self._world = request.world or 1
-        self._session = Session(request.steps, one_of_many=self._world > 1)
+        self._session = Session(
+            request.steps,
+            one_of_many=self._world > 1,
+            follows_values=request.follows_values,
+            uses_cudnn=request.uses_cudnn,
+        )
         self._ending = Ending(code=0)
         self._exit, self._own = os._exit, os.getpid()
         self._variables = dict(os.environ)

@@ -94,6 +94,7 @@ class Run:
         work: bytes = b"",
     ) -> None:
         self._work = work
+        self.follows_values = self.uses_cudnn = True
         self.timeout = math.inf
         """Seconds after which a run is ended."""
         self.stand_ins: tuple[str, ...] = ()
@@ -243,6 +244,8 @@ class Run:
             said=tuple(said),
             serving=str(serving),
             stand_ins=self.stand_ins,
+            follows_values=self.follows_values,
+            uses_cudnn=self.uses_cudnn,
         )
 
     def _environment(self, *, limited: bool) -> dict[str, str]:

@@ -101,6 +101,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A folder in which a serving engine writes its figures."""
     stand_ins: tuple[str, ...] = ()
     """Packages in whose place memcalc has something."""
+    follows_values: bool = True
+    """What it reads from the GPU is followed; else it is all zeros."""
+    uses_cudnn: bool = True
     work: str = ""
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()

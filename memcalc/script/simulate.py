@@ -31,7 +31,13 @@ from memcalc.script.serving import find_server, simulate_server
 
 
 def simulate(
-    plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
+    plan: Plan,
+    folder: Path | None = None,
+    *,
+    quiet: bool = False,
+    timeout: float = math.inf,
+    follows_values: bool = True,
+    uses_cudnn: bool = True,
 ) -> Simulated:
     """Run a plan's program on a simulated GPU; its output goes to standard error.
 
@@ -44,6 +50,8 @@ def simulate(
         folder: where to run it; None is the current one.
         quiet: what it prints is not shown.
         timeout: seconds after which it is ended.
+        follows_values: what it reads from the GPU is followed; else it is all zeros.
+        uses_cudnn: convolutions may run cuDNN.
 
     Raises:
         UsageError: the command cannot be understood.
@@ -59,7 +67,7 @@ def simulate(
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(look_up(plan), program, launch, folder)
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
-    run.timeout = timeout
+    run.timeout, run.follows_values, run.uses_cudnn = timeout, follows_values, uses_cudnn
     began = time.monotonic()
     ran = run.with_stand_ins(limited=gpu is not None, quiet=quiet)
     if (becomes := next(iter(ran.found.values())).ending.becomes) is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -52,10 +51,18 @@ class Session:
     """A followed run of the program in this process, over the stub driver.
 
     When an optimizer is about to go beyond ``steps``, the program ends; 0: never. Where it is
-    ``one_of_many``, other processes train with it.
+    ``one_of_many``, other processes train with it. Unless it ``follows_values``, all that the
+    program reads from the GPU is zero.
     """
 
-    def __init__(self, steps: int = 0, *, one_of_many: bool = False) -> None:
+    def __init__(
+        self,
+        steps: int = 0,
+        *,
+        one_of_many: bool = False,
+        follows_values: bool = True,
+        uses_cudnn: bool = True,
+    ) -> None:
         self.patches = Patches()
         self.say = self.patches.say
         self.counters = Counters()
@@ -67,11 +74,12 @@ class Session:
         self.groups = Groups(self.counters, self._join)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
-        self._one_of_many = one_of_many
+        self._one_of_many, self._follows_values = one_of_many, follows_values
+        self._uses_cudnn = uses_cudnn and loading.has_library()
         self._left: Any = None
 
     def __enter__(self) -> Session:
-        if os.environ.get("MEMCALC_NO_CUDNN") or not loading.has_library():
+        if not self._uses_cudnn:
             loading.switch_off()
             self.say(_NO_CUDNN)
         internals.see_simulated_gpus(self.patches)
@@ -79,7 +87,7 @@ class Session:
         self.phases.begin(Phase.LOAD)
         for part in (self.models, self.steps, self.names, self.phases, self.compiling):
             part.install(self.patches)
-        if os.environ.get("MEMCALC_READS") != "zeros":
+        if self._follows_values:
             self.values.install(self.patches)
         self.groups.watch(self.patches)
         if self._one_of_many:
