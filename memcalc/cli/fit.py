@@ -31,16 +31,20 @@ def command(
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import answer
+    from memcalc.catalog.gpus import find as find_gpu
     from memcalc.catalog.gpus import table
     from memcalc.report import fitted
 
+    among = table() if output.verbose else None
+    if isinstance(settings.get("gpu"), list):
+        # Several GPUs are the rows of --gpus, in place of those that clouds rent.
+        gpus, among = True, tuple(map(find_gpu, settings.pop("gpu")))
     plan = make_plan(settings, "memcalc fit answers for")
     recipe = recipe_output(settings, output.file)
     out = output.choose_format("fit", beside=recipe is not None)
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
     wanted = [thing for thing, asked in more.items() if asked]
     wanted += _parse_axes(find, otherwise=not wanted)
-    among = table() if output.verbose else None
     with progress(f"fitting {plan.model}") as steps:
         found, stopped = steps.answer_until_stopped(
             lambda seen: answer(

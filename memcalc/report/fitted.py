@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Trial
-from memcalc.catalog.gpus import prices
+from memcalc.catalog.gpus import list_rental_gpus, prices
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import SENT_SOURCE
@@ -142,7 +142,7 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
             if row.fit is None:
                 failed.setdefault(row.reason, []).append(row.name)
         found += [Line(f"{', '.join(names)}: {why}") for why, names in failed.items()]
-        if not verbose:
+        if {row.name for row in answer.gpus} == {gpu.name for gpu in list_rental_gpus()}:
             found.append(Line("GPUs that most clouds rent; -v tries all", Kind.NOTE))
         told = prices()
         found.append(Line(f"prices: {told.source}, {told.date}, in US dollars", Kind.NOTE))

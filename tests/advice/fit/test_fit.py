@@ -254,3 +254,11 @@ def test_batches_of_stages_are_found_in_few_runs_whose_micro_batches_grow(tmp_pa
     assert limit.best.batch % 4 == 0
     assert found.traces < 16
     assert "every batch is divided into 4 micro-batches (n_microbatches)" in found.assumptions
+
+
+def test_several_gpus_that_are_named_are_rows_in_place_of_those_of_clouds(memcalc):
+    done = memcalc("fit", "gpt2", "--batch", "1", "--seq", "8", "--gpu", "t4,rtx 4090")
+    assert done.returncode == 0
+    assert "T4, the cheapest of the 2 GPUs that fit" in done.stdout
+    assert "RTX 4090" in done.stdout
+    assert "clouds rent" not in done.stdout
