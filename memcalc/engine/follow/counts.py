@@ -22,6 +22,18 @@ from memcalc.workload.inventory import take
 from memcalc.workload.wrapped_tensors import plain
 
 
+class TensorRef(weakref.ref[Any]):
+    """A weak reference that ``weakref.getweakrefs`` leaves out.
+
+    PyTorch swaps no parameter that has one, as ``Module.to`` does with DTensors and float8.
+    """
+
+    @staticmethod
+    def hide(original: Callable[[Any], list[Any]], one: Any) -> list[Any]:
+        """Replace ``weakref.getweakrefs``."""
+        return [ref for ref in original(one) if not isinstance(ref, TensorRef)]
+
+
 class _Counted(msgspec.Struct):
     """The tensors of a model that no model before has, or what an optimizer keeps."""
 
@@ -35,12 +47,12 @@ class _Counted(msgspec.Struct):
     """The ``id`` of each tensor of a model, by its name."""
     died: dict[str, int] = {}
     """The interval in which each of them died or left the GPU, or (``""``) the optimizer."""
-    watched: list[weakref.ref[Any]] = []
+    watched: list[TensorRef] = []
 
     def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
         """Record the interval in which an object is freed, under a name."""
         with contextlib.suppress(TypeError):
-            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
+            self.watched.append(TensorRef(one, lambda _: self.died.update({name: interval()})))
 
     def is_alive_in(self, interval: int, name: str = "") -> bool:
         """Return True if the optimizer or the named tensor is alive in this interval."""
@@ -57,7 +69,7 @@ class Counts:
         """Parameters that no module has, by their optimizer."""
         self._places: dict[int, set[int]] = {}
         """Where those of each lie."""
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: dict[int, TensorRef] = {}
         self._states: list[_Counted] = []
         self._of_optimizers: dict[int, _Counted] = {}
 
@@ -87,7 +99,7 @@ class Counts:
             for one in inventory.tensors
             if (one.name in new or one.name not in named) and one.dtype in DTYPE_BYTES
         )
-        self._known.update({id(one): weakref.ref(one) for one in new.values()})
+        self._known.update({id(one): TensorRef(one) for one in new.values()})
         if any(not (one.buffer or one.constant) for one in tensors):
             numbers = {name: id(one) for name, one in new.items()}
             counted = _Counted(

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
-from memcalc.engine.follow.counts import Counts
+from memcalc.engine.follow.counts import Counts, TensorRef
 from memcalc.engine.notes import driven_by, held_by, state_by_parameter
 from memcalc.engine.patches import Patches
 from memcalc.records.model import Inventory, OptimizerState
@@ -57,8 +57,8 @@ class Models:
         """What modules are called inside their models."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
-        self._parameters: list[weakref.ref[torch.Tensor]] = []
-        self._alone: list[weakref.ref[torch.Tensor]] = []
+        self._parameters: list[TensorRef] = []
+        self._alone: list[TensorRef] = []
         """Parameters that optimizers hold and no module has."""
         self._counted_on_meta: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Models that were called while they had parameters on meta."""
@@ -77,6 +77,7 @@ class Models:
     def install(self, patches: Patches) -> None:
         """Patch modules and optimizers to record each one, and when it is moved or cast."""
         module = torch.nn.Module
+        patches.wrap(weakref, "getweakrefs", TensorRef.hide)
         patches.wrap(module, "__init__", self._init_module)
         patches.wrap(module, "__setstate__", self._restore_module)
         patches.wrap(module, "_apply", self._apply)
@@ -186,7 +187,7 @@ class Models:
                 self.counts.add_model(root, self._births.get(root, 0), ran=True)
                 self._counted_on_meta.discard(root)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
-        self._parameters = [weakref.ref(p) for p in parameters.values()]
+        self._parameters = [TensorRef(p) for p in parameters.values()]
         self._parameters += self._alone
 
     def _name_copy(self, module: torch.nn.Module) -> str:
@@ -235,7 +236,7 @@ class Models:
 
     def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
         """Use these tensors as all parameters of a program that calls no module."""
-        self._parameters = self._alone = [weakref.ref(one) for one in leaves]
+        self._parameters = self._alone = [TensorRef(one) for one in leaves]
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Return the parameters that are known and alive."""
@@ -297,7 +298,7 @@ class Models:
         before = {id(ref()) for ref in self._alone}
         known = {id(ref()) for ref in self._parameters} - before
         alone = [p for p in held_by(optimizer) if id(p) not in known]
-        new = [weakref.ref(p) for p in alone if id(p) not in before]
+        new = [TensorRef(p) for p in alone if id(p) not in before]
         self._alone = [ref for ref in self._alone if ref() is not None] + new
         self._counters.name(Component.WEIGHTS, alone)
         if alone:
