@@ -22,6 +22,7 @@ from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow import mail
 from memcalc.engine.follow.mail import Ties
+from memcalc.engine.stub import load as stub
 from memcalc.files.trace_file import unpack
 from memcalc.records.trace import changes
 from memcalc.script.imports import find_imports
@@ -89,8 +90,8 @@ class Ranks:
             for name, module in _LIBRARIES.items()
             if name in find_imports(path) and not (path.parent / name).exists()
         }
-        if self._request.rank == "all":
-            # Nearly every script imports it by its first optimizer.
+        if self._request.rank not in (None, 0, "first"):
+            # Nearly every script imports it by its first optimizer; helpers do so too.
             wanted.add("torch._dynamo")
         for module in sorted(wanted):
             with contextlib.suppress(Exception):
@@ -190,6 +191,8 @@ class Ranks:
             **started,
             **helping,
             devices: str(count),
+            # Else ranks beside this one count as processes that its script starts.
+            stub.PROCESSES: str(self._file(rank, "processes")),
             mail.FOLDER: str(self._folder),
             mail.RANK: str(rank),
         }

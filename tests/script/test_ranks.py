@@ -96,6 +96,8 @@ def test_of_all_ranks_one_of_each_stage_runs_and_gets_what_the_others_send(ranks
     assert last.dominant is Component.ACTIVATIONS
     assert prediction.rank == last.rank
     assert prediction.peak == last.peak
+    # Ranks beside it are no processes of the script's.
+    assert not any("started" in one for one in prediction.uncounted)
 
 
 @pytest.mark.nightly
