@@ -20,6 +20,12 @@ STAGES = """
     names = ["first", None] if rank == 0 else [None, None]
     dist.broadcast_object_list(names, src=0)
     assert names[0] == "first"
+    peer, own = rank ^ 1, torch.tensor([rank], device=here)
+    got = torch.zeros_like(own)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, got, peer, group),
+                                        dist.P2POp(dist.isend, own, peer, group)]):
+        work.wait()
+    assert got.item() == peer
     model = torch.nn.Linear(width[place], 512).to(here)
     stage = PipelineStage(model, place, 2, here, group=group)
     schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)

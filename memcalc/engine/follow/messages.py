@@ -47,8 +47,8 @@ class Messages:
         self._inside = False
         """A message is under way."""
         self._promises: list[Callable[[], bytes | None]] = []
-        self._exchanged: set[int] | None = None
-        """Sizes of what a batch of messages sends, which its receives are answered with."""
+        self._late: list[Callable[[], None]] | None = None
+        """Receives in a batch of messages, which are answered when it has sent all of its."""
         self._promise = stub.function("promise", None)
         self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._fulfill)
 
@@ -115,16 +115,16 @@ class Messages:
             self._inside = False
 
     def _batch(self, original: Any, operations: Any) -> Any:
-        """Replace ``batch_isend_irecv``: note the sizes sent, which its receives answer."""
-        self._exchanged = {
-            _nbytes(one.tensor)
-            for one in operations
-            if getattr(one.op, "__name__", "") == "isend" and _is_whole(one.tensor)
-        }
+        """Replace ``batch_isend_irecv``: send all before this waits for what it receives."""
+        late: list[Callable[[], None]] = []
+        self._late = late
         try:
-            return original(operations)
+            works = original(operations)
         finally:
-            self._exchanged = None
+            self._late = None
+        for fill in late:
+            fill()
+        return works
 
     def _scatter(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Replace ``scatter``: send each rank its tensor, or fill it with the source's."""
@@ -169,7 +169,6 @@ class Messages:
             return
         number = self.received.get(channel, 0)
         self.received[channel] = number + 1
-        exchanged = self._exchanged is not None and _nbytes(tensor) in self._exchanged
         own = self._own.get(name_channel("", call.group, None, None), [])
         shown = str(call)
 
@@ -177,15 +176,18 @@ class Messages:
             alike = [one for one in own if len(one) == _nbytes(tensor)]
             if echoes and number < len(own) and own[number] in alike:
                 return own[number]
-            if self.mail is None or exchanged:
+            if self.mail is None:
                 return alike[-1] if alike else None
             return self.mail.fetch(call.source, channel, number, shown)
 
-        if not tensor.is_cuda:
-            _write_bytes(tensor.data_ptr(), content(), _nbytes(tensor))
-        elif self._promise is not None and not exchanged:
-            self._promises.append(content)
-            self._promise(tensor.data_ptr(), _nbytes(tensor), len(self._promises) - 1)
+        def fill() -> None:
+            if not tensor.is_cuda:
+                _write_bytes(tensor.data_ptr(), content(), _nbytes(tensor))
+            elif self._promise is not None:
+                self._promises.append(content)
+                self._promise(tensor.data_ptr(), _nbytes(tensor), len(self._promises) - 1)
+
+        fill() if self._late is None else self._late.append(fill)
 
     def _fulfill(self, number: int, at: int) -> None:
         """Write promised bytes to GPU memory that the host now reads."""

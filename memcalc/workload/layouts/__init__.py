@@ -377,7 +377,7 @@ def _fill_size(
     if missing > 1 or (not missing and plan.devices not in (1, world)):
         raise UsageError(
             f"--parallel {text} makes {world} devices, and --devices says {plan.devices}: their "
-            "product must be the number of devices."
+            "product must be the number of devices (ep adds none)."
         )
     if plan.devices % world and missing:
         raise UsageError(f"--devices {plan.devices} cannot be divided by {world} ({text}).")

@@ -34,7 +34,7 @@ def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
     if attention != "sdpa":
         raise UsageError(
             "Context parallelism is supported only with SDPA attention, you are using "
-            f"{attention}: leave --attention {attention} out."
+            f"{attention}: add --attention sdpa, or choose fsdp2 if the model has none."
         )
     missing = extras.lacking("--parallel cp needs", "accelerate")
     if missing is not None:

@@ -82,7 +82,7 @@ def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
     wrong = held < 1 or len(sizes) % stages or (single and held > 1)
     if sum(sizes) != layers or min(sizes) < 1 or wrong or (not single and held < 2):
         raise UsageError(
-            f"{layers} layers in stages of {', '.join(map(str, sizes))} do not fit "
+            f"{layers} layers in {len(sizes)} stages of {min(sizes)} to {max(sizes)} do not fit "
             f"{schedule.__name__} on {stages} ranks, which has "
             f"{'one stage' if single else 'two stages or more'} a rank: set layers_per_stage to "
             "the layers of each, such as 3,5."
