@@ -198,9 +198,10 @@ os.execvpe('python', ['python', '-m', 'torch.distributed.run', '--nproc-per-node
 """
 CALLED = """
 import os
-from torch.distributed.run import get_args_parser, run
+from accelerate.commands.launch import launch_command, launch_command_parser
 os.environ['SIZE'] = '7'
-run(get_args_parser().parse_args(['--nproc-per-node', '2', 'started.py', '-x y']))
+words = ['--multi_gpu', '--num_processes', '2', 'started.py', '-x y']
+launch_command(launch_command_parser().parse_args(words))
 """
 
 

@@ -1,13 +1,12 @@
 """accelerate: a program of its launcher runs in the script's process.
 
 Command lines of other packages (``trl sft``) call the functions of ``accelerate launch``, and only
-the process that they are called in has a simulated GPU.
+the process that they are called in has a simulated GPU. Its launchers of several processes call
+torchrun's function, which is followed by itself.
 Source: accelerate/commands/launch.py (1.15).
 """
 
 import os
-import shlex
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -29,17 +28,7 @@ def install(patches: Patches) -> None:
                     patches.environment(name, value)
             _run_program(words)
 
-        def refuse(original: Any, args: Any) -> None:
-            started = shlex.join([args.training_script, *args.training_script_args])
-            raise SystemExit(
-                f"{os.path.basename(sys.argv[0])} starts {args.num_processes} processes: type "
-                f"memcalc simulate -- accelerate launch --num_processes {args.num_processes} "
-                f"{'-m ' if args.module else ''}{started}"
-            )
-
         patches.wrap(module, "simple_launcher", run_program)
-        for name in ("multi_gpu_launcher", "deepspeed_launcher"):
-            patches.wrap(module, name, refuse)
 
     patches.when_imported("accelerate.commands.launch", patch_launchers)
 
