@@ -81,6 +81,8 @@ _TRAINING_FIELDS = """
 """.split()
 
 
+_OPTIONS = {"accelerate": "--accelerate-config", "DeepSpeed": "--deepspeed"}
+"""Options of launchers' files, which name no model, by their formats."""
 _SEQ = 512
 """Tokens of a sample by default."""
 
@@ -115,13 +117,14 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     if not joined.get("model"):
         raise SettingError(
             "recipe",
-            f"{recipe.file} names no model: type MODEL --recipe {recipe.file}, or for a launcher's "
-            f"file --accelerate-config or --deepspeed.",
+            f"{recipe.file} names no model: type MODEL "
+            f"{_OPTIONS.get(recipe.dialect, '--recipe')} {recipe.file}.",
         )
     if recipe.loss_piece is not None and "loss_chunks" not in joined:
         tokens = FIELDS["batch"].check(joined.get("batch", 8)) * (joined.get("seq") or _SEQ)
         joined["loss_chunks"] = -(-tokens // recipe.loss_piece)
-    joined["assumed"] = (*_note_recipe(recipe), *joined.get("assumed", ()))
+    unset = () if joined.get("seq") else (f"samples of {_SEQ} tokens: it names no length (--seq)",)
+    joined["assumed"] = (*_note_recipe(recipe), *unset, *joined.get("assumed", ()))
     if missing := (*joined.get("unread", ()), *unread, *notes):
         joined["unread"] = missing
     return joined

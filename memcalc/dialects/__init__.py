@@ -52,7 +52,10 @@ def _parse_settings(written: str, path: Path) -> Mapping[str, Any]:
 
     found = shell.command_in(written)
     if found is None:
-        raise UsageError(f"{path} starts no training of swift, trl or llamafactory-cli.")
+        raise UsageError(
+            f"{path} starts no training that memcalc knows: swift, trl, llamafactory-cli, or a "
+            f"Python script with options of TrainingArguments."
+        )
     return found
 
 

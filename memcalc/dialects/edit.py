@@ -67,7 +67,9 @@ def _edit_shell(text: str, key: str, value: Any) -> str:
 
 
 _COMMAND = re.compile(
-    r"^([^#\n]*(?:swift (?:sft|pt)|trl sft|llamafactory-cli train)\b)((?:\\\r?\n|[^\n])*)",
+    r"^([^#\n]*(?:swift (?:sft|pt)|trl sft|llamafactory-cli train|\.py)\b)"
+    r"(?=(?:\\\r?\n|[^\n])*\s--(?:model|model_name_or_path|per_device_train_batch_size)\b)"
+    r"((?:\\\r?\n|[^\n])*)",
     re.MULTILINE,
 )
 """What starts a training in a script, and its arguments with the lines that go on."""

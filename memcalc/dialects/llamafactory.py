@@ -59,7 +59,8 @@ def _check_kind(data: Mapping[str, Any], file: str) -> None:
             f"does not read: run it by memcalc simulate -- llamafactory-cli train {file}."
         )
     trains = data.get("do_train")
-    if trains is False or (trains is None and not {"stage", "output_dir"} & data.keys()):
+    other = data.get("do_predict") or not {"stage", "output_dir"} & data.keys()
+    if trains is False or (trains is None and other):
         raise UsageError(f"{file} is a recipe that trains nothing: add do_train: true.")
 
 

@@ -175,8 +175,9 @@ class Keys:
         value = self.data.get(key, self._defaults.get(key)) if value is None else value
         shown = " ".join(str(value).split())
         shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-        if not instead and self.form.command:
-            own = self.form.command.format(file=self.file)
+        own = "bash {file}" if self.file.endswith(".sh") else self.form.command
+        if not instead and own:
+            own = own.format(file=self.file)
             instead = f"remove it, or run the recipe itself: memcalc simulate -- {own}"
         name = f"{self._prefix}{key}"
         return UsageError(f"{self.file}: {name} = {shown} {why}: {instead or 'remove it'}.")

@@ -7,7 +7,21 @@ from typing import Any
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 
-_TRAINERS = {"swift": ("sft", "pt", "rlhf"), "trl": ("sft",), "llamafactory-cli": ("train",)}
+_TRAINERS = {
+    "swift": ("sft", "pt", "rlhf"),
+    "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo"),
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train",),
+    "tune": ("run",),
+    "-m": ("axolotl.cli.train",),
+}
+"""Verbs that train, by their programs."""
+_RUNNERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "nohup")
+_MARKS = ("--model_name_or_path", "--per_device_train_batch_size", "--config")
+"""Options by which a Python script is one that trains."""
+_COUNTS = ("nproc_per_node", "num_processes", "num_gpus")
+"""Options of launchers that say how many GPUs there are; on each node, but ``num_processes``."""
+_ENDS = (">", "2>&1", "|", "&", ";", "&&")
 _SET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _MOST = 4096
 """Words of a script; the longest of the frameworks' examples has some 200."""
@@ -28,9 +42,10 @@ def command_in(text: str) -> dict[str, Any] | None:
         try:
             # A command in a command is one word.
             line = re.sub(r"(\$\(\([^()']{0,200}\)\)|\$\([^()']{0,200}\))", r"'\1'", line)
-            words = shlex.split(line, comments=True)[:_MOST]
+            parts = [_expand(word, known) for word in shlex.split(line, comments=True)[:_MOST]]
         except ValueError:
             continue
+        words = [word for part in parts for word in part][:_MOST]
         first = 0
         while first < len(words) and (found := _SET.fullmatch(words[first].removeprefix("export"))):
             known[found[1]] = _fill_variables(found[2], known)
@@ -41,36 +56,90 @@ def command_in(text: str) -> dict[str, Any] | None:
                 if found := _SET.fullmatch(word):
                     known[found[1]] = _fill_variables(found[2], known)
             continue
-        place = next((n for n, word in enumerate(words[:-1])
-                      if words[n + 1] in _TRAINERS.get(word, ())), None)  # fmt: skip
-        if place is not None:
-            return _options(words[place], words[place + 1], words[place + 2 :], known)
+        found_at = _find_arguments(words)
+        if found_at is not None:
+            return _read_command(words, found_at, known)
     return None
 
 
+def _find_arguments(words: list[str]) -> int | None:
+    """Return the index of a training command's first argument, or None for other commands."""
+    for place, word in enumerate(words):
+        rest = words[place + 1 :]
+        if rest and rest[0] in _TRAINERS.get(word, ()):
+            return place + 2
+        if words[0] in _RUNNERS and word.endswith(".py"):
+            trains = "/cli/" in word or any(one.partition("=")[0] in _MARKS for one in rest)
+            return place + 1 if trains or _named_recipe("", rest) else None
+    return None
+
+
+def _named_recipe(program: str, words: list[str]) -> str | None:
+    """Return the recipe that a command's arguments name, or None."""
+    for before, word in zip(["--config", *words], words, strict=False):
+        named = word.removeprefix("--config=") if before != "--config" else word
+        is_file = named.endswith((".yaml", ".yml", ".json")) or program == "run"
+        if is_file and (before == "--config" or named != word) and not named.startswith("-"):
+            return named
+    return None
+
+
+def _read_command(words: list[str], start: int, known: dict[str, str]) -> dict[str, Any]:
+    """Return a training command's options, with the GPUs and file of its launcher.
+
+    Raises:
+        UsageError: its settings are in another file.
+    """
+    launcher, arguments = words[: start - 1], words[start:]
+    recipe = _named_recipe(words[start - 1], arguments[words[start - 1] == "run" :])
+    if recipe is not None:
+        raise UsageError(f"The script runs the recipe {recipe}: name that file in its place.")
+    options = _options(arguments, known)
+    told = {key.replace("-", "_"): one for key, one in _options(launcher, known).items()}
+    program = words[start - 2 : start]
+    devices = next((told[key] for key in _COUNTS if key in told), known.get("NPROC_PER_NODE"))
+    if devices is None and program[0] == "llamafactory-cli":
+        devices = known.get("CUDA_VISIBLE_DEVICES", "0").count(",") + 1
+    nodes = str(told.get("nnodes", "1" if "swift" in program else known.get("NNODES", "1")))
+    if str(devices).isdigit():
+        nodes = nodes if nodes.isdigit() and "num_processes" not in told else "1"
+        options["NPROC_PER_NODE"] = int(str(devices)) * int(nodes)
+    if "config_file" in told:
+        options["accelerate_config"] = told["config_file"]
+    verb = program[1].rpartition("/")[2].removesuffix(".py")
+    if "swift" in program or "swift/cli/" in program[1]:
+        capital = {key: _parse_values(key, [one]) for key, one in known.items() if key.isupper()}
+        return {"swift_command": verb, **capital, **options}
+    return {**options, **({"trl_command": verb} if program[0] == "trl" else {})}
+
+
+def _expand(word: str, known: dict[str, str]) -> list[str]:
+    """Return a word, or the words of the variable that it names alone."""
+    found = re.fullmatch(r"\$\{?(\w+)\}?", word)
+    value = known.get(found[1], "") if found is not None else ""
+    return value.split() if value.startswith("-") else [word]
+
+
 def _fill_variables(word: str, known: dict[str, str]) -> str:
-    """Return a word with ``$NAME`` replaced by known values."""
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), word)
+    """Return a word with ``$NAME`` and ``${NAME:-default}`` replaced by known values."""
+    return re.sub(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})",
+                  lambda one: known.get(one[1] or one[2], one[3] or one[0]), word)  # fmt: skip
 
 
-def _options(program: str, verb: str, words: list[str], known: dict[str, str]) -> dict[str, Any]:
+def _options(words: list[str], known: dict[str, str]) -> dict[str, Any]:
     """Return a command's words as a table of options, with variables filled in."""
     found: dict[str, Any] = {}
     key = ""
     for word in words:
-        if word in (">", "2>&1", "|", "&", ";", "&&"):
+        if word in _ENDS:
             break
         if word.startswith("--") and len(word) > 2:
             key, _, value = word[2:].partition("=")
             found[key] = [value] if value else []
         elif key:
             found[key].append(word)
-    options = {key: _parse_values(key, [_fill_variables(one, known) for one in values])
-               for key, values in found.items()}  # fmt: skip
-    if program != "swift":
-        return options
-    capital = {key: _parse_values(key, [one]) for key, one in known.items() if key.isupper()}
-    return {"swift_command": verb, **capital, **options}
+    return {key: _parse_values(key, [_fill_variables(one, known) for one in values])
+            for key, values in found.items()}  # fmt: skip
 
 
 def _parse_values(key: str, values: list[str]) -> Any:

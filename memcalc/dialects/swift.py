@@ -34,9 +34,13 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
-    command = data.get("swift_command", "sft")
-    if command not in ("sft", "pt"):
-        raise UsageError(f"{file} runs swift {command}, which an estimate does not.")
+    verb = data.get("swift_command", "rlhf" if data.get("rlhf_type") else "sft")
+    if verb not in ("sft", "pt"):
+        own = f"bash {file}" if file.endswith(".sh") else f"swift {verb} {file}"
+        raise UsageError(
+            f"{file} is a recipe of swift {verb}, which an estimate does not train: run it by "
+            f"memcalc simulate -- {own}."
+        )
     if isinstance(variables := data.get("ENV"), dict):
         # They are set before it starts.
         data = {**data, **variables}
@@ -48,6 +52,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if keys.get("task_type") not in (None, "causal_lm"):
         raise keys.error("task_type", "has another head")
     devices = keys.count("NPROC_PER_NODE", "nproc_per_node")
+    nodes = keys.count("NNODES", "nnodes") or 1
+    devices = devices and devices * nodes
     spread = keys.view(_replace_launcher_names(keys))
     found = trainer.read_arguments(spread, {**given, "devices": devices or given.get("devices")})
     keys.get("bnb_4bit_compute_dtype")

@@ -65,6 +65,8 @@ def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: one asks for what memcalc does not answer.
     """
     form = keys.form
+    devices = keys.count("NPROC_PER_NODE")
+    given = {**given, "devices": given.get("devices") or devices}
     quant = read_quant(keys) if form.quant is not None else None
     precisions = [ours for name, ours in _HALVES.items() if keys.flag(name)]
     found: dict[str, Any] = {
@@ -95,6 +97,8 @@ def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
     _note_evaluation(keys, found["batch"] or 1)
     more, unread = _read_layout(keys, given)
     keys.unread += unread
+    if devices is not None:
+        more = {"devices": devices, **more}
     # A file of DeepSpeed says itself what the Trainer makes sure that its arguments say.
     return {**more, **{key: one for key, one in found.items() if one is not None}}
 
@@ -173,7 +177,9 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
         Settings of a plan, and what is not counted.
     """
     folder = Path(keys.file).expanduser().parent
-    asked = {key: keys.get(key) for key in ("deepspeed", "fsdp", "fsdp_config")}
+    asked = {
+        key: keys.get(key) for key in ("deepspeed", "fsdp", "fsdp_config", "accelerate_config")
+    }
     if asked["deepspeed"]:
         config, name = _read_table_or_file(keys, "deepspeed", folder)
         said = deepspeed.read({**config, **_fill_precision(keys, config)}, name, given)
@@ -183,13 +189,16 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
         table = fsdp.translate(asked["fsdp"], config)
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
         said = accelerate.read(whole, name, given)
+    elif asked["accelerate_config"]:
+        said = accelerate.read(*_read_table_or_file(keys, "accelerate_config", folder), given)
     else:
         told = {name: keys.get(f"ddp_{name}") for name in _DDP}
         told = {name: value for name, value in told.items() if isinstance(value, int | bool)}
         return ({"parallel": "ddp", "parallel_args": told} if told else {}), ()
     for name in _DDP:
         keys.get(f"ddp_{name}")
-    left = {key: one for key, one in said.settings.items() if key not in ("precision", "devices")}
+    own = ("precision", "loop") if asked["accelerate_config"] else ("precision", "devices")
+    left = {key: one for key, one in said.settings.items() if key not in own}
     return left, said.unread
 
 
@@ -209,7 +218,7 @@ def _read_table_or_file(keys: Keys, key: str, folder: Path) -> tuple[dict[str, A
         return {}, keys.file
     if isinstance(value, str):
         # Frameworks look from where they run; people write it from where the file is, or above.
-        above = (Path(), folder, *list(folder.absolute().parents)[:3])
+        above = (Path(), folder, *list(folder.absolute().parents)[:5])
         place = next((one / value for one in above if (one / value).is_file()), None)
         if place is None:
             raise UsageError(f"{keys.file}: {key} = {value}: there is no such file.")

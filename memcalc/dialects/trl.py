@@ -11,21 +11,34 @@ from memcalc.dialects import trainer
 from memcalc.dialects.format import declared_fields, find_file, read_format
 from memcalc.dialects.recipe import Keys, Recipe
 from memcalc.dialects.weights import write_lora, write_quant
+from memcalc.errors import UsageError
+from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 
 NAME = "TRL"
 _PIECE = 256
 """Tokens that 1.10 computes the loss of at once (``_CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
-_SCRIPTS = ("do_train", "block_size", "max_seq_length", "task_name", "train_file")
+_SCRIPTS = ("do_train", "block_size", "task_name", "train_file", "max_seq_length")
 """Keys of transformers' example scripts, which name a model and a data set too."""
+_SHARED = ("dataset_name", "torch_dtype", "max_length")
+"""Marks that transformers' example scripts have too."""
+_OTHERS = {
+    "grpo": ("num_generations", "max_completion_length", "reward_funcs"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "dpo": ("max_prompt_length", "beta", "precompute_ref_log_probs", "ref_model_name_or_path"),
+    "reward": ("center_rewards_coefficient",),
+}
+"""Keys of TRL's other trainers, by their commands."""
 _HALVES = {"bfloat16": "bf16", "float16": "fp16", "float32": ""}
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
     """Return True if a table has the keys of TRL's SFT command."""
-    if "model_name_or_path" not in data or any(key in data for key in _SCRIPTS):
+    if "model_name_or_path" not in data:
         return False
-    return any(key in data for key in read_format("trl").marks.split())
+    marks = [key for key in read_format("trl").marks.split() if key in data]
+    own = [key for key in marks if key not in _SHARED]
+    return bool(own or (marks and not any(key in data for key in _SCRIPTS)))
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
@@ -35,6 +48,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
     form = read_format("trl")
+    _check_trainer(data, file)
+    if data.get("use_flash_attention_2") is True:
+        data = {"attn_implementation": FLASH_ATTN, **data}
     keys = Keys(data, file, NAME, form)
     own = {
         key: one
@@ -55,6 +71,18 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
             found["bnb_4bit_compute_dtype"] = dtype
     _check_loss(keys)
     return keys.recipe(found)
+
+
+def _check_trainer(data: Mapping[str, Any], file: str) -> None:
+    """Raise UsageError for a recipe of a TRL trainer that is not for supervised fine-tuning."""
+    named = next((verb for verb, own in _OTHERS.items() if any(key in data for key in own)), "sft")
+    verb = data.get("trl_command", named)
+    if verb != "sft":
+        own = f"bash {file}" if file.endswith(".sh") else f"trl {verb} --config {file}"
+        raise UsageError(
+            f"{file} is a recipe of trl {verb}, which an estimate does not train: run it by "
+            f"memcalc simulate -- {own}."
+        )
 
 
 def _read_precision(keys: Keys) -> str:

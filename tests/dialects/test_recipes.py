@@ -207,6 +207,8 @@ def test_a_key_that_nobody_knows_is_named(written, name):
         ("llamafactory.yaml", {"quantization_bit": 3}, "quantization_bit = 3 is neither"),
         ("trl.yaml", {"activation_offloading": True}, "host memory"),
         ("trl.yaml", {"model_name_or_path": None}, "names no model"),
+        ("trl.yaml", {"num_generations": 8}, "memcalc simulate -- trl grpo --config trl.yaml"),
+        ("llamafactory.yaml", {"do_train": None, "do_predict": True}, "trains nothing"),
         ("torchtune.yaml", {"enable_activation_offloading": True}, "host memory"),
         ("torchtune.yaml", {"dtype": "fp16"}, "dtype = fp16"),
         ("torchtune.yaml", {"tokenizer": {"max_seq_len": "x"}}, "tokenizer.max_seq_len = 'x' is"),
@@ -245,6 +247,8 @@ def test_what_a_plan_cannot_express_is_refused_in_one_sentence(written, name, ch
         ("swift.sh", "    --deepspeed zero3",
          "    --quant_bits 4 --bnb_4bit_compute_dtype float32",
          {"bnb_4bit_compute_dtype": "float32", "quant": "nf4-dq"}),
+        ("trl.yaml", "load_in_4bit: true", "max_seq_length: 64\nuse_flash_attention_2: true",
+         {"seq": 64, "attention": "flash", "lora": "r=16,target=q_proj+v_proj,dropout=0.05"}),
     ],
 )  # fmt: skip
 def test_a_key_that_changes_memory_is_read(written, name, before, after, wanted):
@@ -300,6 +304,41 @@ def test_a_value_that_only_the_running_script_knows_is_refused(written):
     (written / "swift.sh").write_text("echo swift infer --model x")
     with pytest.raises(UsageError, match="starts no training"):
         make({"model": "swift.sh"})
+
+
+LAUNCHED = """\
+ARGS="--num_gpus 4 --master_port=9901"
+python prepare.py --input x.json
+deepspeed $ARGS src/train_bash.py \\
+    --model_name_or_path ${MODEL:-gpt2} \\
+    --finetuning_type lora --template qwen --stage sft --do_train \\
+    --per_device_train_batch_size 4 --cutoff_len 64
+"""
+
+
+def test_a_script_that_a_launcher_starts_is_read_with_its_gpus(written):
+    (written / "run.sh").write_text(LAUNCHED)
+    plan = make({"model": "run.sh"})
+    assert (plan.model, plan.devices, plan.batch, plan.seq) == ("gpt2", 4, 4, 64)
+    assert rewrite("run.sh", make({"model": "run.sh", "batch": 1})) == LAUNCHED.replace(
+        "batch_size 4", "batch_size 1"
+    )
+    torchrun = LAUNCHED.replace("deepspeed $ARGS", "torchrun --nnodes=2 --nproc-per-node=4")
+    (written / "run.sh").write_text(torchrun)
+    assert make({"model": "run.sh"}).devices == 8
+    (written / "two.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n"
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}"
+    )
+    launch = "accelerate launch --config_file two.yaml"
+    (written / "run.sh").write_text(LAUNCHED.replace("deepspeed $ARGS", launch))
+    plan = make({"model": "run.sh"})
+    assert (plan.devices, plan.parallel, plan.loop) == (2, "fsdp2", "trainer")
+    for command in ("swift sft a/sft.yaml", "trl sft --config a/sft.yaml",
+                    "accelerate launch -m axolotl.cli.train a/sft.yaml"):  # fmt: skip
+        (written / "run.sh").write_text(command)
+        with pytest.raises(UsageError, match=r"runs the recipe a/sft.yaml: name"):
+            make({"model": "run.sh"})
 
 
 def test_a_comment_of_a_script_and_a_key_without_a_value_stay(written):
