@@ -1,6 +1,7 @@
 """Finds the program of a command line, a script, a module or a console script; and runs it."""
 
 import contextlib
+import json
 import os
 import re
 import runpy
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from memcalc.dialects.recipe import read_table
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.script import launchers
@@ -86,7 +88,8 @@ def parse(typed: str, folder: Path | None = None, python: str | None = None) -> 
     python = python or sys.executable
     scripts = Path(shutil.which(python) or python).absolute().parent
     program = _find_program(command, folder or Path(), scripts, {**os.environ, **given})
-    return msgspec.structs.replace(program, environment=tuple(given.items()))
+    found = {**dict(program.environment), **given}
+    return msgspec.structs.replace(program, environment=tuple(found.items()))
 
 
 def _find_program(
@@ -199,16 +202,30 @@ def _find_swift_program(words: Sequence[str], environment: Mapping[str, str]) ->
     Source: swift/cli/main.py, ``cli_main`` (4.6).
 
     Raises:
-        UsageError: no program is named, or its options are in a file.
+        UsageError: no program is named, or the file of its options cannot be read.
     """
     if not words or words[0].startswith("-"):
         raise UsageError("Name a command of swift: memcalc simulate -- swift sft --model ....")
     method, rest = words[0].replace("_", "-"), list(words[1:])
+    told: dict[str, str] = {}
     if rest and rest[0].endswith((".json", ".yaml", ".yml")):
-        raise UsageError(
-            f"swift {method} {rest[0]} makes options of a file: type them, as in "
-            f"memcalc simulate -- swift {method} --model ...."
-        )
+        data = read_table(Path(rest[0]))
+        variables = data.pop("ENV", None) or {}
+        told = {str(key): str(one) for key, one in variables.items() if key not in environment}
+        rest[:1] = [word for key, value in data.items() for word in (f"--{key}", *_words(value))]
+    program = _start_swift(method, rest, {**environment, **told})
+    return msgspec.structs.replace(program, environment=tuple(told.items()))
+
+
+def _words(value: Any) -> list[str]:
+    """Return a value of an options file as the words that ms-swift makes of it."""
+    if isinstance(value, list):
+        return [str(one) for one in value]
+    return [json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)]
+
+
+def _start_swift(method: str, rest: list[str], environment: Mapping[str, str]) -> Program:
+    """Return the program of a command of ms-swift, or ``torchrun`` with it."""
     module = f"swift.cli.{method.replace('-', '_')}"
     if method not in _SEVERAL or not {"NPROC_PER_NODE", "NNODES"} & environment.keys():
         return Program(module=module, arguments=tuple(rest))

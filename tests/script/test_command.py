@@ -59,6 +59,12 @@ def test_of_a_command_that_starts_python_anew_the_program_is_run(swift):
     expected = Program(module="swift.cli.sft", arguments=("--model", "m"))
     assert parse(["swift", "sft", "--model", "m"]) == expected
     assert parse(["python", "-m", "swift.cli.main", "sft", "--model", "m"]) == expected
+    (swift.parent / "a.yaml").write_text(
+        "model: m\nENV: {MAX_PIXELS: 9, NNODES: 1}\nlora: [q, v]\n"
+    )
+    found = parse(["swift", "sft", "a.yaml", "--x", "1"])
+    assert found.arguments[-9:] == ("-m", "swift.cli.sft", *"--model m --lora q v --x 1".split())
+    assert found.environment == (("MAX_PIXELS", "9"), ("NNODES", "1"))
     assert parse(["swift", "merge-lora"]) == Program(module="swift.cli.merge_lora")
 
 
@@ -80,7 +86,7 @@ def test_another_command_of_that_name_is_run_itself(swift):
     assert parse(["swift", "stat"]) == Program(path=str(swift), arguments=("stat",))
 
 
-@pytest.mark.parametrize("command", [["swift"], ["swift", "--help"], ["swift", "sft", "a.yaml"]])
+@pytest.mark.parametrize("command", [["swift"], ["swift", "--help"]])
 def test_without_options_of_a_program_it_is_told_what_to_type(swift, command):
     with pytest.raises(UsageError, match=r"memcalc simulate -- swift sft --model|what swift"):
         parse(command)
