@@ -16,6 +16,9 @@ from memcalc.records.values import format_scalar
 _UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
 
+_SAME: tuple[set[str | None], ...] = ({None, "none"},)
+"""Values of fields that mean the same."""
+
 
 def rewrite(file: str, plan: Plan) -> str:
     """Return a recipe file's text, changed to express a plan.
@@ -51,7 +54,9 @@ def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str
     differ = [
         name
         for name in FIELDS
-        if name not in _UNWRITTEN_FIELDS and getattr(again, name) != getattr(plan, name)
+        if name not in _UNWRITTEN_FIELDS
+        and {getattr(again, name), getattr(plan, name)} not in _SAME
+        and getattr(again, name) != getattr(plan, name)
     ]
     if "optim" in differ and registry.of(again).row == registry.of(plan).row:
         differ.remove("optim")

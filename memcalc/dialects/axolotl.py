@@ -32,7 +32,7 @@ _FSDP = 1
 _PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 _BNB = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
 """Settings of bitsandbytes that a plan can express."""
-_HALVES = {"amp-bf16": True, "bf16+amp": True, "bf16": "full"}
+_HALVES = {"amp-bf16": True, "bf16+amp": True, "bf16": "full", "fp32": False, "tf32": False}
 _PLUGINS = {
     "spectrum": "Spectrum",
     "kd": "distillation",

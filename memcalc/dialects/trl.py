@@ -69,6 +69,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         found["kbit_prepare"] = dtype == "float32"
         if found["quant"] != "int8" and dtype in _HALVES:
             found["bnb_4bit_compute_dtype"] = dtype
+    if found.get("padding") is False and found.get("attention") != FLASH_ATTN:
+        keys.unread.append("the mask of packed samples: batch x length squared, kept by each layer")
     _check_loss(keys)
     return keys.recipe(found)
 
@@ -111,7 +113,9 @@ def _check_loss(keys: Keys) -> None:
         raise keys.error("loss_type", "is another loss")
     if not keys.flag("use_liger_kernel") and _splits_loss(kind):
         keys.loss_piece = _PIECE
-        keys.unread.append("how TRL's own loss differs from one in pieces of 256 tokens")
+        keys.unread.append(
+            "that TRL's own loss sums the head's gradient in fp32, in other pieces than 256 tokens"
+        )
 
 
 def _splits_loss(kind: str | None) -> bool:

@@ -423,6 +423,10 @@ def test_what_a_recipe_has_no_word_for_is_a_comment(written):
     first, rest = rewrite("axolotl.yaml", plan).split("\n", 1)
     assert first == "# not in this recipe: alloc_conf = expandable_segments:True"
     assert rest == AXOLOTL
+    text = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", "quant": "none", "lora": "none",
+                                         "precision": "fp32"}))  # fmt: skip
+    assert "not in this recipe" not in text
+    assert "bf16: false" in text
 
 
 def test_a_budget_file_names_a_recipe_from_its_own_folder(written):
