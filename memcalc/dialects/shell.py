@@ -21,6 +21,8 @@ _MARKS = ("--model_name_or_path", "--per_device_train_batch_size", "--config")
 """Options by which a Python script is one that trains."""
 _COUNTS = ("nproc_per_node", "num_processes", "num_gpus")
 """Options of launchers that say how many GPUs there are; on each node, but ``num_processes``."""
+_TAKE_ALL = {"llamafactory-cli", "deepspeed", "accelerate"}
+"""Launchers that start a process for each visible GPU where nothing says how many."""
 _ENDS = (">", "2>&1", "|", "&", ";", "&&")
 _SET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _MOST = 4096
@@ -36,7 +38,9 @@ def command_in(text: str) -> dict[str, Any] | None:
     Raises:
         UsageError: it cannot be read without running the script.
     """
-    lines = re.sub(r"\\\r?\n", " ", text).splitlines()[:_MOST]
+    # A comment has no line that goes on.
+    code = re.sub(r"(?m)^[ \t]*#.*$", "", text)
+    lines = re.sub(r"\\\r?\n", " ", code).splitlines()[:_MOST]
     known: dict[str, str] = {}
     for line in lines:
         try:
@@ -98,8 +102,9 @@ def _read_command(words: list[str], start: int, known: dict[str, str]) -> dict[s
     told = {key.replace("-", "_"): one for key, one in _options(launcher, known).items()}
     program = words[start - 2 : start]
     devices = next((told[key] for key in _COUNTS if key in told), known.get("NPROC_PER_NODE"))
-    if devices is None and program[0] == "llamafactory-cli":
-        devices = known.get("CUDA_VISIBLE_DEVICES", "0").count(",") + 1
+    visible = known.get("CUDA_VISIBLE_DEVICES")
+    if devices is None and visible and "config_file" not in told and _TAKE_ALL & set(launcher):
+        devices = visible.count(",") + 1
     nodes = str(told.get("nnodes", "1" if "swift" in program else known.get("NNODES", "1")))
     if str(devices).isdigit():
         nodes = nodes if nodes.isdigit() and "num_processes" not in told else "1"

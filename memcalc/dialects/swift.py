@@ -52,12 +52,17 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if keys.get("task_type") not in (None, "causal_lm"):
         raise keys.error("task_type", "has another head")
     devices = keys.count("NPROC_PER_NODE", "nproc_per_node")
+    visible = len(str(keys.get("CUDA_VISIBLE_DEVICES") or "").split(","))
+    if visible > (devices or 1) and "accelerate_config" not in data:
+        raise keys.error("CUDA_VISIBLE_DEVICES", "are more GPUs than processes, which divides the "
+                         "layers among them", "set NPROC_PER_NODE to their number")  # fmt: skip
     nodes = keys.count("NNODES", "nnodes") or 1
     devices = devices and devices * nodes
     spread = keys.view(_replace_launcher_names(keys))
     found = trainer.read_arguments(spread, {**given, "devices": devices or given.get("devices")})
     keys.get("bnb_4bit_compute_dtype")
     in_4bit = found.get("quant") not in (None, "int8")
+    devices = devices or found.get("devices")
     samples = found.get("batch", 1) * (devices or 1)
     found |= {
         "devices": devices,

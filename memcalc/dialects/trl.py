@@ -59,6 +59,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         for key, one in declared_fields(place, *classes.split()).items()
         if key in form.defaults and one not in (None, ...)
     }
+    if "max_length" in data and data["max_length"] is None:
+        # Nothing is cut.
+        own["max_length"] = None
     keys = keys.view({"bf16": False, **data} if keys.flag("fp16") else data, own)
     found = trainer.read_arguments(keys, given)
     found["precision"] = _read_precision(keys)

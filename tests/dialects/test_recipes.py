@@ -247,7 +247,8 @@ def test_what_a_plan_cannot_express_is_refused_in_one_sentence(written, name, ch
         ("swift.sh", "    --deepspeed zero3",
          "    --quant_bits 4 --bnb_4bit_compute_dtype float32",
          {"bnb_4bit_compute_dtype": "float32", "quant": "nf4-dq"}),
-        ("trl.yaml", "load_in_4bit: true", "max_seq_length: 64\nuse_flash_attention_2: true",
+        ("trl.yaml", "load_in_4bit: true", "max_length: null\nmax_seq_length: 64\n"
+         "use_flash_attention_2: true",
          {"seq": 64, "attention": "flash", "lora": "r=16,target=q_proj+v_proj,dropout=0.05"}),
     ],
 )  # fmt: skip
@@ -307,6 +308,7 @@ def test_a_value_that_only_the_running_script_knows_is_refused(written):
 
 
 LAUNCHED = """\
+# deepspeed with ZeRO \\
 ARGS="--num_gpus 4 --master_port=9901"
 python prepare.py --input x.json
 deepspeed $ARGS src/train_bash.py \\
@@ -334,6 +336,8 @@ def test_a_script_that_a_launcher_starts_is_read_with_its_gpus(written):
     (written / "run.sh").write_text(LAUNCHED.replace("deepspeed $ARGS", launch))
     plan = make({"model": "run.sh"})
     assert (plan.devices, plan.parallel, plan.loop) == (2, "fsdp2", "trainer")
+    (written / "run.sh").write_text(SWIFT.replace("NPROC_PER_NODE=$nproc_per_node", "A=1"))
+    assert "0,1 are more GPUs than processes" in refusal(lambda: make({"model": "run.sh"}))
     for command in ("swift sft a/sft.yaml", "trl sft --config a/sft.yaml",
                     "accelerate launch -m axolotl.cli.train a/sft.yaml"):  # fmt: skip
         (written / "run.sh").write_text(command)
