@@ -6,7 +6,7 @@ from typing import Any
 from memcalc import dialects, registry
 from memcalc.catalog.plan import make
 from memcalc.catalog.settings import merge_recipe
-from memcalc.dialects import edit
+from memcalc.dialects import edit, trainer
 from memcalc.dialects.recipe import read_text
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
@@ -58,8 +58,15 @@ def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str
         and {getattr(again, name), getattr(plan, name)} not in _SAME
         and getattr(again, name) != getattr(plan, name)
     ]
+    if plan.loop == "trainer":
+        # The Trainer keeps neither by default.
+        off = {name for name in ("keep_outputs", "kv_cache") if not getattr(plan, name)}
+        differ = [name for name in differ if name not in off]
     if "optim" in differ and registry.of(again).row == registry.of(plan).row:
         differ.remove("optim")
+    named = trainer.optimizer_name(plan)
+    if plan.loop == "trainer" and named and named == trainer.optimizer_name(again):
+        differ = [name for name in differ if name not in ("optim", "optim_args")]
     return [f"not in this recipe: {name} = {_show_value(getattr(plan, name))}" for name in differ]
 
 

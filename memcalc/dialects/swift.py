@@ -112,7 +112,8 @@ def write(plan: Plan) -> dict[str, Any]:
     form = read_format("swift")
     arguments = trainer.write(plan)
     for name in ("bf16", "fp16", "fsdp_config"):
-        arguments.pop(name, None)
+        if not plan.precision.startswith("amp-") or name == "fsdp_config":
+            arguments.pop(name, None)
     return {
         "model": plan.model,
         **arguments,

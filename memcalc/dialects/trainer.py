@@ -244,9 +244,9 @@ its adafactor is not torch's."""
 
 def optimizer_name(plan: Plan) -> str | None:
     """Return the Trainer's name of the plan's optimizer, or None."""
-    if plan.optim == "adamw":
-        return "adamw_torch_fused" if dict(plan.optim_args).get("fused") else "adamw_torch"
     row = registry.of(plan).row.name
+    if row == "adamw":
+        return "adamw_torch_fused" if dict(plan.optim_args).get("fused") else "adamw_torch"
     return row if row.startswith("adamw_torch") else _OPTIMIZERS.get(row)
 
 

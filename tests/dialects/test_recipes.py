@@ -431,6 +431,9 @@ def test_what_a_recipe_has_no_word_for_is_a_comment(written):
                                          "precision": "fp32"}))  # fmt: skip
     assert "not in this recipe" not in text
     assert "bf16: false" in text
+    fused = {"optim": "adamw_torch", "optim_args": {"fused": True}, "keep_outputs": False}
+    text = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", **fused}))
+    assert text == AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch_fused")
 
 
 def test_a_budget_file_names_a_recipe_from_its_own_folder(written):
