@@ -36,7 +36,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:
     """Add a program's memory growth and refused request to its prediction and verdict."""
     prediction = traced.prediction
-    grows = find_growth(traced.trace, room, prediction.peak.reserved or 0)
+    reserved, ended = prediction.peak.reserved or 0, not (ending.stopped or ending.code)
+    grows = find_growth(traced.trace, room, reserved, ended=ended)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
     if grows is not None:
         # Steps differ since more is held, and a longer run holds more still.

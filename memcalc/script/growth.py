@@ -6,12 +6,12 @@ steps after it count.
 
 from bisect import bisect_right
 from collections import Counter
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
 from memcalc.records.prediction import Growth
-from memcalc.records.trace import FILLED, GRAPH, Component, Phase, Storage, Trace
+from memcalc.records.trace import EMPTIED, FILLED, GRAPH, Component, Phase, Storage, Trace
 
 _FEWEST = 3
 """The fewest steps that must leave tensors before this is no accident."""
@@ -19,16 +19,19 @@ _MADE_ONCE = (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.WORKSPACES
 """Made in one step for one parameter or kernel, and for another in the next."""
 
 
-def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
+def find_growth(trace: Trace, room: int | None, reserved: int, *, ended: bool) -> Growth | None:
     """Return the memory that each step leaks, or None: no leak, or too few steps to tell.
 
     Args:
         trace: the run.
         room: bytes that the allocator may take; None: no GPU is named.
         reserved: bytes that it has taken so far.
+        ended: the program ran to its end, so that what its loops empty was emptied.
     """
     found = (_grow_between(trace, points) for points in (_find_steps(trace), _find_passes(trace)))
     growth = next(filter(None, found), None)
+    if growth is not None and ended and EMPTIED in growth.filled:
+        return None
     if growth is None or room is None:
         return growth
     return replace(growth, steps=max(0, (room - reserved) // growth.bytes))
@@ -100,30 +103,33 @@ def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]
 
     The last step is not over: its batch and outputs live on. Whether older tensors become more is
     counted and not weighed: three batches that are always kept are three, of any size. In the
-    first steps optimizers make their state: the count begins in the middle.
+    first steps optimizers make their state: the count begins in the middle. What a list gathers
+    until it is emptied is no leak: where older tensors were freed, the fewest are looked at.
 
     Returns:
         The tensors by step, and how many more older tensors there are at the end.
     """
-    born: dict[int, int] = {}
-    died: dict[int, int] = {}
-    for moment, event in enumerate(trace.events[: points[-1]]):
-        if event >= 0:
-            born[event] = moment
-        else:
-            died[~event] = moment
-
-    def count_older(at: int) -> int:
-        before, now = points[at - 1], points[at]
-        alive = (moment for number, moment in born.items() if died.get(number, now) >= now)
-        return sum(moment < before for moment in alive)
-
-    found: list[list[Storage]] = [[] for _ in points[:-2]]
-    for number in (number for number in born if number not in died):
-        step, storage = bisect_right(points, born[number]) - 1, trace.storages[number]
-        if 0 <= step < len(found) and storage.component not in _MADE_ONCE:
+    died = {~event: moment for moment, event in enumerate(trace.events) if event < 0}
+    lives: list[tuple[int, int, int]] = []
+    older = [0] * (len(points) + 1)
+    for moment, number in enumerate(trace.events[: points[-1]]):
+        if number >= 0:
+            born = bisect_right(points, moment)
+            dies = bisect_right(points, died.get(number, points[-1]))
+            lives.append((number, born - 1, dies))
+            if born + 1 < dies:
+                older[born + 1] += 1
+                older[dies] -= 1
+    older = [*accumulate(older)]
+    end = len(points) - 1
+    freed = [at for at in range(max(_FEWEST, (end + 1) // 2), end) if older[at] < older[at - 1]]
+    end = min((end, *freed), key=older.__getitem__)
+    found: list[list[Storage]] = [[] for _ in points[: end - 1]]
+    for number, step, dies in lives:
+        storage = trace.storages[number]
+        if 0 <= step < len(found) and dies > end and storage.component not in _MADE_ONCE:
             found[step].append(storage)
-    return found, count_older(len(points) - 1) - count_older(len(points) // 2)
+    return found, older[end] - older[(end + 1) // 2]
 
 
 def _drop_before_growth(sizes: list[int]) -> list[int]:

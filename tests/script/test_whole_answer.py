@@ -179,6 +179,29 @@ def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run, where):
     assert run(rollouts, gpu="t4", steps=0).traced.prediction.growth is None
 
 
+@pytest.mark.parametrize(("epochs", "steps", "leaks"), [(4, 0, False), (1, 0, False), (1, 5, True)])
+def test_a_list_that_is_emptied_after_each_epoch_leaks_only_until_then(run, epochs, steps, leaks):
+    emptied = f"""
+    import torch
+    outs, means = [], []
+    model = torch.nn.Linear(64, 4096).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range({epochs}):
+        for step in range(6):
+            out = model(torch.randn(4096, 64).cuda())
+            out.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            outs.append(out.detach())
+        means.append(sum(each.mean() for each in outs))
+        outs.clear()
+    """
+    prediction = run(emptied, gpu="t4", steps=steps).traced.prediction
+    assert (prediction.fit.verdict is FitVerdict.LEAKS) is leaks
+    if leaks:
+        assert prediction.growth.filled == "train.py:12, emptied at train.py:14"
+
+
 KEEPS = """
     import torch
 

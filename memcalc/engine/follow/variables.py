@@ -16,7 +16,7 @@ import torch
 
 from memcalc.engine import source_lines
 from memcalc.engine.notes import Notebook
-from memcalc.records.trace import FILLED, GRAPH
+from memcalc.records.trace import EMPTIED, FILLED, GRAPH
 
 _DEEP = 4
 """Containers inside containers that are looked into."""
@@ -174,15 +174,19 @@ def holders(scopes: Iterable[Scope], book: Notebook) -> dict[int, str]:
 def filled_at(name: str, file: str) -> str:
     """Return the first line that puts something into a variable, such as ``train.py:14``.
 
-    Empty: none is found in this file.
+    It is followed by the line that empties the variable, if a loop around both does. Empty: no line
+    of this file fills it.
     """
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ""
-    wanted = name.rpartition(".")[2]
-    lines = [node.lineno for node in ast.walk(tree) if _fills(node, wanted)]  # type: ignore[attr-defined]
-    return f"{Path(file).name}:{min(lines)}" if lines else ""
+    wanted, at = name.rpartition(".")[2], Path(file).name
+    filled = min((one.lineno for one in ast.walk(tree) if _fills(one, wanted)), default=0)  # type: ignore[attr-defined]
+    loops = (one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While))
+    around = (one for one in loops if one.lineno < filled <= (one.end_lineno or 0))
+    lines = [one.lineno for loop in around for one in ast.walk(loop) if _empties(one, wanted)]  # type: ignore[attr-defined]
+    return f"{at}:{filled}" + (f"{EMPTIED}{at}:{min(lines)}" if lines else "") if filled else ""
 
 
 def _fills(node: ast.AST, name: str) -> bool:
@@ -197,6 +201,15 @@ def _fills(node: ast.AST, name: str) -> bool:
     more = isinstance(node.value, ast.BinOp | ast.List | ast.Tuple | ast.Set)
     own = more and any(_root_name(one) == name for one in ast.walk(node.value))
     return any(own or isinstance(one, ast.Subscript) for one in targets)
+
+
+def _empties(node: ast.AST, name: str) -> bool:
+    """Return True if a syntax node clears the variable of this name, or makes it a new one."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "clear" and _root_name(node.func.value) == name
+    if not isinstance(node, ast.Assign | ast.Delete) or _fills(node, name):
+        return False
+    return any(_root_name(one) == name for one in node.targets)
 
 
 def _root_name(node: ast.AST) -> str:
