@@ -112,6 +112,21 @@ MASKED = """
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     first, *_, last = shares.cpu()[0].sum(-1).tolist()
     assert 0 < first < 0.01 and abs(last - 1) < 0.01
+    for size in (32, 512, 1100):
+        scores, low = torch.empty(size, size, device="cuda") * 2, -float("inf")
+        past = torch.ones(size, size, device="cuda").tril().bool()
+        bias = torch.zeros(size, size, device="cuda").masked_fill(~past, low)
+        for masked in (
+            scores.masked_fill(~past, -1e9) / 8,
+            scores.clone().masked_fill_(~past, low),
+            torch.where(past, scores, low) * 2,
+            scores + bias,
+        ):
+            for shares in (masked.softmax(-1), masked.log_softmax(-1).exp()):
+                assert shares[~past].max().item() == 0
+                assert abs(shares.sum().item() / size - 1) < 0.01
+    logits = (masked - masked.logsumexp(-1, keepdim=True))[:64, :64].exp()
+    assert not (logits[0, 1:] > 0).any()
 """
 PUT_IN_A_PART = """
     import torch
@@ -136,6 +151,10 @@ PUT_IN_A_PART = """
     banned = net(torch.randn(64, 64, device="cuda")).detach()
     banned[:, 3] = -float("inf")
     assert (banned > 0).sum().item() == 64 * 63 and not (banned.argmax(-1) == 3).any()
+    large = torch.empty(20_000, 64, device="cuda") * 2
+    large[:, 3] = -float("inf")
+    large[-1, -1] = -1
+    assert (large > 0).sum().item() == 20_000 * 63 - 1 and not (large.argmax(-1) == 3).any()
     visited = torch.zeros(64, 64, dtype=torch.bool, device="cuda")
     for _ in range(64):
         scores = net(torch.randn(64, 64, device="cuda")).masked_fill(visited, -1e9)

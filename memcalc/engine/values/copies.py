@@ -58,6 +58,8 @@ class Transfers:
             if later is None:
                 self._numbers.settle(source)
         ready, shares = True, False
+        if one.writes and self._numbers.stays_unknown(args[0], source):
+            return one.op(*args, **kwargs)
         if one.writes:
             ready = self._numbers.prepare_write(args[0])
             shares = args[0].is_cuda and self._numbers.shares_units(args[0])

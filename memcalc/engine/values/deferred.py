@@ -13,11 +13,13 @@ from memcalc.engine.host_view import Place, is_plain, map_tensors, tensors_in
 from memcalc.engine.values.known import KNOWN, Numbers
 from memcalc.engine.values.rules import (
     COMPARES,
+    FILLS,
     MOVES,
     PUT,
     PUTS,
     PUTS_BY_INDEX,
     SMALL,
+    SORTS,
     Followed,
 )
 from memcalc.engine.values.unknown import DEEPEST, Later
@@ -30,31 +32,33 @@ class _CannotWaitError(Exception):
     """The error for an operator with an argument that is large, or no plain tensor."""
 
 
-def can_defer(one: Followed) -> bool:
-    """Return True if an operator returns one new tensor that depends only on its arguments."""
-    returns = one.op._schema.returns
-    single = len(returns) == 1 and isinstance(returns[0].type, torch._C.TensorType)
-    return single and not one.writes and one.draws is None
-
-
 def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool:
-    """Return True for a large mask, and for postponed numbers that are laid out anew.
+    """Return True for a large mask, for masked scores, and for what follows from postponed numbers.
 
-    Fused attention makes a large mask in every layer, and nothing but its kernel reads it. Data
+    Attention makes a large mask in every layer, and nothing but its kernels reads the scores. Data
     parallelism copies all weights to buckets and back, and nothing reads them.
     """
     if one.base == "where":
         return len(args) == 3 and bool(out.numel() > _WAITS)
-    if one.base not in MOVES or one.writes or out.numel() <= SMALL:
+    if one.given_result or not isinstance(out, torch.Tensor) or out.numel() <= SMALL:
         return False
-    return any(numbers.postponed_numbers(each) for each in tensors_in(args))
+    if one.writes:
+        alone = out.untyped_storage().nbytes() == out.nbytes
+        return one.base in FILLS and alone and not numbers.read_mark(out)
+    if one.base in FILLS or one.base == "add":
+        return one.makes_one
+    return one.makes_one and any(map(numbers.postponed_numbers, tensors_in(args)))
 
 
 def takes_unknown(numbers: Numbers, one: Followed, args: Any, tensor: torch.Tensor) -> bool:
     """Return True if an operator is computed of a large unknown tensor, its argument, at once."""
-    if one.base not in PUTS_BY_INDEX:
-        return one.base in PUTS or one.base in COMPARES
-    return tensor is args[0] and tensor.numel() <= PUT and numbers.state(args[2]) == KNOWN
+    if one.base in PUTS_BY_INDEX:
+        return tensor is args[0] and numbers.state(args[2]) == KNOWN
+    return one.base in COMPARES or (one.base in PUTS and not _takes_long(one, tensor))
+
+
+def _takes_long(one: Followed, tensor: torch.Tensor) -> bool:
+    return one.base in SORTS and tensor.numel() > PUT
 
 
 def defer(
@@ -91,12 +95,18 @@ def defer(
         return False
     if not made_up and most == SMALL:
         return False
+    if depth >= DEEPEST and made_up and most > SMALL:
+        numbers.unknown.drop(out)
+        return True
     address = out.data_ptr()
 
     def make() -> torch.Tensor:
-        made: torch.Tensor = one.op(*_resolve(late_args), **_resolve(late_kwargs))
+        first, *others = _resolve(late_args)
+        given = first.clone() if one.writes else first
+        made: torch.Tensor = one.op(given, *others, **_resolve(late_kwargs))
         if made_up and one.base not in PUTS and one.base not in MOVES:
-            numbers.make_finite(made, Place(address, made.shape, made.stride(), made.dtype))
+            place = Place(address, made.shape, made.stride(), made.dtype)
+            numbers.make_finite(made, place, tensors_in((first, others)))
         return made.contiguous()
 
     if most > SMALL:

@@ -13,7 +13,6 @@ from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
 from memcalc.engine.values.rules import (
     HIGHEST,
     LARGE,
-    PUT,
     SMALL,
     Followed,
     find_excluded,
@@ -95,13 +94,17 @@ class Draws:
     def _find_excluded(self, one: Followed, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Return a mask of the scores that a program has put so low that they are not chosen."""
         scores = args[0]
-        written = self._numbers.read_mark(scores) == MADE_UP and scores.numel() <= PUT
-        if not written and (scores.numel() > SMALL or self._numbers.state(scores) != MADE_UP):
+        if self._numbers.state(scores) != MADE_UP or scores.numel() > LARGE:
             return None
+        later = self._numbers.postponed_numbers(scores)
+        if (later is not None and not later.depth) or not self._numbers.may_take(scores.numel()):
+            return None  # Shares of unknown scores, of which the program wrote none.
         # Only topk has so many arguments.
         largest = args[3] if len(args) > 3 else kwargs.get("largest", "min" not in one.op.name())
         found = self._numbers.host(scores)
-        return find_excluded(found if largest else -found)
+        find = functools.partial(find_excluded, found if largest else -found)
+        excluded: torch.Tensor | None = self._numbers.time_call(scores.numel(), find)
+        return excluded
 
     def distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
         """Delay the result of a softmax over unknown numbers until read: rows sum to one."""

@@ -1,11 +1,5 @@
 """Values that a program reads back from the simulated GPU: what is known is right.
 
-Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
-copied there is read back. Behind an operator of PyTorch's that moves, compares or computes known
-numbers, the same operator runs on CPU tensors over the same bytes. Random numbers are drawn on the
-host. Unknown numbers read as made-up ones, and what is computed from them is marked as such, on the
-GPU and on the host.
-
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
 dispatch mode is needed. In backward only operators that ask the GPU for their result's size are
 followed, and Python code that runs there: a function's own backward, and a recomputed forward.
@@ -33,10 +27,10 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
-from memcalc.engine.values.deferred import can_defer, can_wait_large, defer, takes_unknown
+from memcalc.engine.values.deferred import can_wait_large, defer, takes_unknown
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.extensions import own_namespaces
-from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
+from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers, has_infinite
 from memcalc.engine.values.reads import Reads
 from memcalc.engine.values.rules import (
     COMPARES,
@@ -51,6 +45,7 @@ from memcalc.engine.values.rules import (
     PUT,
     PUTS,
     SMALL,
+    SORTS,
     TRANSFERS,
     ZEROS,
     Followed,
@@ -167,9 +162,9 @@ class Values:
         """Return the function that runs an operator and computes its result on the host."""
         op, base, chooses = one.op, one.base, one.op.name() in HIGHEST
         small = _UPDATED if one.updates else SMALL
-        waits = can_defer(one) and base not in MOVES
+        waits, adds = one.makes_one and base not in MOVES, one.makes_one and base == "add"
+        most = PUT if base in SORTS else LARGE if base in PUTS else small
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
-        waiting = (False,), (False, True)  # Made-up numbers are computed with in small tensors.
         end = None if chooses else ENDS.get(base)
 
         def follow(_: Followed, args: Any, kwargs: Any) -> Any:
@@ -188,12 +183,14 @@ class Values:
                 if not defer(self._numbers, one, args, kwargs, out):
                     self._compute_on_host(one, args, kwargs, out)
                 return out
-            if count <= small or (base in PUTS and count <= PUT):
+            if count <= most:
                 return self._compute(one, args, kwargs)
             # Most calls of a training.
             if not first.is_cuda or type(first) is not torch.Tensor:
                 return op(*args, **kwargs)
-            if count <= LARGE and (held(first) or postponed(first) in waiting[count <= PUT]):
+            known = held(first) or postponed(first) is not None
+            known = known or (adds and self._is_known(args[1]))
+            if known and count <= LARGE:
                 return self._compute(one, args, kwargs)
             out = op(*args, **kwargs)
             if one.given_result:
@@ -264,10 +261,10 @@ class Values:
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
         """Return True if unknown numbers are above a lower limit, as in most ReLUs."""
         small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
-        return small and tensor.is_cuda and self._is_unknown(tensor)
+        return small and tensor.is_cuda and self.state(tensor) == UNKNOWN
 
-    def _is_unknown(self, tensor: torch.Tensor) -> bool:
-        return self.state(tensor) == UNKNOWN
+    def _is_known(self, tensor: Any) -> bool:
+        return type(tensor) is torch.Tensor and tensor.is_cuda and self.state(tensor) == KNOWN
 
     def _is_made_up(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and self.state(tensor) != KNOWN
@@ -329,14 +326,16 @@ class Values:
                 if not self._numbers.prepare_write(each, overwrites=one.overwrites):
                     return
                 if not self.state(each):
-                    self._numbers.write(each, self._numbers.host(each))
+                    self._numbers.write(each, self.host(each))
+        keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
+        keeps = keeps or any(map(has_infinite, map(self.host, written)))
         with contextlib.suppress(Exception):
             view = functools.partial(self._numbers.host_argument, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
-            keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
             if not one.writes:
-                self._numbers.write_result(out, made, state == MADE_UP, finite=not keeps)
+                finite = None if keeps else [self.host(each) for each in given]
+                self._numbers.write_result(out, made, state == MADE_UP, finite=finite)
             for each in written:
                 if not keeps and each.is_cuda:
                     self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
@@ -348,7 +347,7 @@ class Values:
         if one.given_result or not isinstance(out, torch.Tensor):
             self._compute_on_host(one, args, kwargs, out)
             return out
-        answer = constant_answer(one, args, self._is_unknown, self._numbers.unknown.ends)
+        answer = constant_answer(one, args, self.state, self._numbers.unknown.ends)
         if answer is None:
             self._compute_on_host(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):

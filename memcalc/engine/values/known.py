@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from memcalc.engine.host_view import (
     tensors_in,
 )
 from memcalc.engine.stub import load as stub
-from memcalc.engine.values.rules import MASKS, PUT, SMALL
+from memcalc.engine.values.rules import LARGE, MASKS, SMALL
 from memcalc.engine.values.unknown import DEEPEST, MOST_MARKED, Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
@@ -147,6 +147,15 @@ class Numbers:
             self.write(bytes_at(found.at, found.dtype, made.numel()), made)
             self._mark(found.at, made.nbytes, found.made_up)
 
+    def stays_unknown(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
+        """Return True if unknown numbers are copied to a part of a tensor where none is known."""
+        if not (tensor.is_cuda and source.is_cuda and is_plain((tensor, source))):
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == tensor.nbytes or self.unknown.postponed_kind(tensor) is not None:
+            return False
+        return not (self.state(source) or self._holds(storage.data_ptr(), storage.nbytes()))
+
     def prepare_write(self, tensor: torch.Tensor, *, overwrites: bool = True) -> bool:
         """Prepare a tensor for a write on the host: other elements of its storage stay.
 
@@ -171,10 +180,12 @@ class Numbers:
         if whole or not tensor.is_floating_point() or self._holds(at, storage.nbytes()):
             return True
         count = storage.nbytes() // tensor.element_size()
-        if count > PUT:
+        if count > LARGE or not self.may_take(count):
+            self._stop_computing()
             return _fills_units(tensor)
         around = bytes_at(at, tensor.dtype, count)
-        around.copy_(self.unknown.like(Place(at, around.shape, (1,), tensor.dtype)))
+        like = self.unknown.like(Place(at, around.shape, (1,), tensor.dtype))
+        self.time_call(count, around.copy_, like)
         self._mark(at, around.nbytes, True)
         return True
 
@@ -238,25 +249,31 @@ class Numbers:
             return cpu_view(tensor)
         return self.host(tensor)
 
-    def write_result(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
+    def write_result(
+        self, out: Any, made: Any, made_up: bool, *, finite: list[torch.Tensor] | None = None
+    ) -> None:
         """Write a result computed on the host to the memory of the operator's own result.
 
-        ``finite``: replace infinite and NaN values if they are made up.
+        ``finite``: what it is computed from; infinite and NaN values that are made up are replaced.
         """
         for one, other in zip(tensors_in((out,)), tensors_in((made,)), strict=False):
             if one.is_cuda and one.numel() and one.shape == other.shape:
                 # New memory is zero, and pages that stay zero cost nothing.
                 if one.numel() <= TIMED or _has_some(other):
                     self.write(one, other)
-                if finite and made_up:
+                if finite is not None and made_up:
                     place = Place.from_tensor(one)
-                    self.time_call(one.numel(), self.make_finite, cpu_view(one), place)
+                    self.time_call(one.numel(), self.make_finite, cpu_view(one), place, finite)
                 self.mark(one, made_up)
 
-    def make_finite(self, numbers: torch.Tensor, place: Place) -> None:
-        """Replace infinite and NaN values in numbers that follow from unknown ones."""
-        # The sum is finite if all numbers are, except for a rare sum that is too large.
-        if numbers.is_floating_point() and not math.isfinite(numbers.sum()):
+    def make_finite(
+        self, numbers: torch.Tensor, place: Place, given: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Replace infinite and NaN values in numbers that follow from unknown ones.
+
+        They stay where those that are ``given`` are infinite too: a program masks scores so.
+        """
+        if has_infinite(numbers) and not any(map(has_infinite, given)):
             finite = numbers.isfinite()
             numbers.copy_(torch.where(finite, numbers, self.unknown.like(place)))
 
@@ -317,7 +334,7 @@ class Numbers:
                 alone = storage.nbytes() == one.nbytes
                 if alone or not self._holds(storage.data_ptr(), storage.nbytes()):
                     self.erase(one)
-                elif one.numel() <= PUT:
+                elif one.numel() <= LARGE and self.may_take(one.numel()):
                     # Beside known numbers, those that are zero would read as known.
                     made_up = self.unknown.like(Place.from_tensor(one))
                     self.write(one, made_up if one.is_floating_point() else 0)
@@ -358,6 +375,11 @@ class Numbers:
             finally:
                 if most > TIMED:
                     self._left -= time.perf_counter() - begin
+
+
+def has_infinite(numbers: torch.Tensor) -> bool:
+    """Return True if a float tensor on the host has infinite or NaN values, or too large a sum."""
+    return numbers.is_floating_point() and not math.isfinite(numbers.sum())
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -21,13 +21,15 @@ microsecond, and a call of PyTorch takes five."""
 LARGE = 1 << 27
 """Elements of the largest tensors whose numbers are computed: 0.1 s for a simple operator."""
 PUT = 1 << 20
-"""Largest tensors of unknown floats, in elements, into which known numbers are put."""
+"""Largest tensors of unknown floats, in elements, that are sorted."""
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf all any".split())
 """Operators that may decide something: they are computed at any size, of unknown numbers too."""
 AGAINST_A_NUMBER = frozenset("eq ne lt le gt ge".split())
 PUTS_BY_INDEX = frozenset("index_put_ index_put _index_put_impl_".split())
 """Operators that put numbers at given places: backward calls them with unknown ones."""
-PUTS = PUTS_BY_INDEX | frozenset("scatter masked_fill index_fill where sort topk".split())
+FILLS = frozenset("scatter masked_fill index_fill".split())
+SORTS = frozenset(("sort", "topk"))
+PUTS = PUTS_BY_INDEX | FILLS | SORTS | frozenset(("where",))
 """Operators that put known numbers between unknown ones, or whose places matter most."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
 """Operators that only lay their numbers out anew."""
@@ -93,6 +95,8 @@ class Followed:
     """What stood before in the tensors that it writes to does not matter."""
     updates: bool
     """It changes numbers that stand in a tensor."""
+    makes_one: bool
+    """It returns one new tensor that depends only on its arguments."""
 
     @classmethod
     def from_schema(cls, op: Any, base: str) -> Followed:
@@ -109,7 +113,10 @@ class Followed:
         given &= base not in CALLED_WITH_OUT
         overwrites = given or base in MAKES or base in TRANSFERS or draws is not None
         updates = bool(writes) and not overwrites and base not in PUTS
-        return cls(op, base, writes, given, draws, overwrites, updates)
+        returns = op._schema.returns
+        one = len(returns) == 1 and isinstance(returns[0].type, torch._C.TensorType)
+        one &= not writes and draws is None
+        return cls(op, base, writes, given, draws, overwrites, updates, one)
 
     def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return the tensors among its arguments that it writes to."""
@@ -187,11 +194,11 @@ def find_excluded(scores: torch.Tensor) -> torch.Tensor | None:
     are not above zero.
     """
     found = scores == -math.inf
-    others = scores[~found].double()
+    others = scores[~found]
     if others.numel():
-        low, high = others.min(), others.max()
+        low, high = (end.item() for end in others.aminmax())
         above = others[others > low]
-        second = above.min() if above.numel() else low
+        second = above.min().item() if above.numel() else low
         if second - low > high - second or low <= 0 < second:
             found |= scores == low
     return found if found.any() else None
@@ -266,7 +273,7 @@ def find_masks(base: str, args: Any) -> list[torch.Tensor]:
 def constant_answer(
     one: Followed,
     args: Any,
-    is_unknown: Callable[[torch.Tensor], bool],
+    state: Callable[[torch.Tensor], int],
     ends: tuple[float, float],
 ) -> bool | None:
     """Return a comparison's result if it is equal for all elements of a large unknown tensor.
@@ -274,7 +281,7 @@ def constant_answer(
     Args:
         one: the comparison.
         args: its arguments.
-        is_unknown: returns True for a tensor none of whose numbers is known.
+        state: returns 0 for a tensor none of whose numbers is known.
         ends: the lowest and the highest of the made-up numbers.
 
     Returns:
@@ -283,7 +290,7 @@ def constant_answer(
     first, others = args[0], args[1:]
     if not isinstance(first, torch.Tensor) or first.numel() <= SMALL:
         return None
-    if not (first.is_cuda and first.is_floating_point() and is_unknown(first)):
+    if not (first.is_cuda and first.is_floating_point() and not state(first)):
         return None
     if one.base.startswith("is"):
         return False
