@@ -242,3 +242,23 @@ def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(la
     found = launch(FLAT)
     assert found.ending.code == 0
     assert found.traced.prediction.components[Component.HELD] == 4 << 20
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code")
+@pytest.mark.parametrize("stage", [0, 2])
+def test_norms_that_deepspeed_checks_decide_nothing(tmp_path, monkeypatch, stage):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(f"""
+import deepspeed, torch
+net = torch.nn.Linear(64, 64)
+adam = {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}}
+settings = {{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "optimizer": adam}}
+settings |= {{"bf16": {{"enabled": True}}, "zero_optimization": {{"stage": {stage}}}}}
+engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=settings)
+for _ in range(2):
+    engine.backward(engine(torch.ones(4, 64).cuda().bfloat16()).float().mean())
+    engine.step()
+""")
+    ending = simulate(make_plan(["torchrun", "--nproc-per-node", "2", "train.py"])).ending
+    assert (ending.code, ending.decides, ending.escapes) == (0, {}, ())

@@ -14,6 +14,9 @@ from memcalc.records.trace import Component
 
 ZERO = "deepspeed.runtime.zero"
 SECOND, THIRD = "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"
+UTILS = "deepspeed.runtime.utils"
+NORMS = ("get_grad_norm", "get_weight_norm", "is_invalid_grad_norm")
+"""Functions that read norms to check them: no decision of the program's."""
 _AGREES = "assert_ints_same_as_other_ranks"
 
 

@@ -368,13 +368,13 @@ class Numbers:
         """
         if most <= _ALONE:
             return compute(*args, **kwargs)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         with one_thread():
             try:
                 return compute(*args, **kwargs)
             finally:
                 if most > TIMED:
-                    self._left -= time.perf_counter() - begin
+                    self._left -= time.thread_time() - begin
 
 
 def has_infinite(numbers: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ import torch
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import is_plain, tensors_in
+from memcalc.engine.packages import deepspeed
 from memcalc.engine.patches import Patches
 from memcalc.engine.values import marked, threads, uses
 from memcalc.engine.values.known import KNOWN, Numbers
@@ -79,6 +80,8 @@ class Reads:
             patches.wrap(owner, name, self._call_display)
         patches.wrap_later("safetensors.torch", "save_file", self._call_display)
         patches.wrap_later(_WANDB, "TorchHistory.log_tensor_stats", self._call_display)
+        for name in deepspeed.NORMS:
+            patches.wrap_later(deepspeed.UTILS, name, self._call_display)
         for name in ("add_scalar", "add_scalars", "add_histogram"):
             patches.wrap_later(_TENSORBOARD, f"SummaryWriter.{name}", self._call_display)
         if hasattr(torch.serialization, "add_safe_globals"):
