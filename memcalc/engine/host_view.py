@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,6 +112,13 @@ def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
             most = max(most, one.numel())
             on_gpu |= one.is_cuda
     return most if on_gpu else 0
+
+
+def has_infinite(numbers: torch.Tensor) -> bool:
+    """Return True if a float tensor on the host has infinite or NaN values."""
+    # The sum is finite if all numbers are, except for a rare sum that is too large.
+    sums = numbers.is_floating_point() and not math.isfinite(numbers.sum())
+    return sums and not bool(numbers.isfinite().all())
 
 
 @contextlib.contextmanager

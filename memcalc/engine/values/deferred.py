@@ -45,9 +45,12 @@ def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool
     if one.writes:
         alone = out.untyped_storage().nbytes() == out.nbytes
         return one.base in FILLS and alone and not numbers.read_mark(out)
-    if one.base in FILLS or one.base == "add":
+    if not one.makes_one or one.base in FILLS:
         return one.makes_one
-    return one.makes_one and any(map(numbers.postponed_numbers, tensors_in(args)))
+    given = tensors_in(args)
+    if one.base == "add" and not all(map(numbers.read_mark, given)):
+        return True
+    return any(map(numbers.postponed_numbers, given))
 
 
 def takes_unknown(numbers: Numbers, one: Followed, args: Any, tensor: torch.Tensor) -> bool:

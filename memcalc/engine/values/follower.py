@@ -18,6 +18,7 @@ from torch.optim import optimizer as optimizers
 from memcalc.engine.host_view import (
     Place,
     cpu_view,
+    has_infinite,
     is_plain,
     largest_plain,
     map_tensors,
@@ -30,7 +31,7 @@ from memcalc.engine.values.copies import Transfers
 from memcalc.engine.values.deferred import can_wait_large, defer, takes_unknown
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.extensions import own_namespaces
-from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers, has_infinite
+from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
 from memcalc.engine.values.reads import Reads
 from memcalc.engine.values.rules import (
     COMPARES,
@@ -334,7 +335,7 @@ class Values:
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             if not one.writes:
-                finite = None if keeps else [self.host(each) for each in given]
+                finite = None if keeps else map(self.host, given)
                 self._numbers.write_result(out, made, state == MADE_UP, finite=finite)
             for each in written:
                 if not keeps and each.is_cuda:

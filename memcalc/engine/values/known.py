@@ -6,9 +6,8 @@ something was written there, and whether that is made up.
 
 import contextlib
 import ctypes
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from memcalc.engine.host_view import (
     Place,
     bytes_at,
     cpu_view,
+    has_infinite,
     is_plain,
     one_thread,
     tensors_in,
@@ -31,6 +31,8 @@ UNKNOWN, KNOWN, MADE_UP = range(3)
 """States of a tensor's numbers, in the stub driver's coding."""
 _MOST_SECONDS = 20.0
 """Seconds for all operators over tensors of more than 65,536 elements; later ones are unknown."""
+_MOST_AROUND = 1 << 28
+"""Elements of all unknown tensors that are written around known numbers: 1 GB of host memory."""
 _UNIT = 512
 """Bytes per mark of the stub driver."""
 TIMED = 1 << 16
@@ -55,7 +57,7 @@ class Numbers:
         """The storages of host tensors that hold made-up numbers."""
         self._stop_computing = stop_computing
         self._most_on_host = MOST_MARKED
-        self._left = _MOST_SECONDS
+        self._left, self._room = _MOST_SECONDS, _MOST_AROUND
         self._copied: tuple[StorageWeakRef, object, torch.Tensor] | None = None
         """The last large tensor that was copied: its storage, place and version, and the copy."""
         driver = ctypes.CDLL(None)
@@ -180,9 +182,11 @@ class Numbers:
         if whole or not tensor.is_floating_point() or self._holds(at, storage.nbytes()):
             return True
         count = storage.nbytes() // tensor.element_size()
-        if count > LARGE or not self.may_take(count):
-            self._stop_computing()
+        if count > min(LARGE, self._room) or not self.may_take(count):
+            if not _fills_units(tensor):
+                self._stop_computing()
             return _fills_units(tensor)
+        self._room -= count
         around = bytes_at(at, tensor.dtype, count)
         like = self.unknown.like(Place(at, around.shape, (1,), tensor.dtype))
         self.time_call(count, around.copy_, like)
@@ -250,7 +254,7 @@ class Numbers:
         return self.host(tensor)
 
     def write_result(
-        self, out: Any, made: Any, made_up: bool, *, finite: list[torch.Tensor] | None = None
+        self, out: Any, made: Any, made_up: bool, *, finite: Iterable[torch.Tensor] | None = None
     ) -> None:
         """Write a result computed on the host to the memory of the operator's own result.
 
@@ -267,7 +271,7 @@ class Numbers:
                 self.mark(one, made_up)
 
     def make_finite(
-        self, numbers: torch.Tensor, place: Place, given: Sequence[torch.Tensor] = ()
+        self, numbers: torch.Tensor, place: Place, given: Iterable[torch.Tensor] = ()
     ) -> None:
         """Replace infinite and NaN values in numbers that follow from unknown ones.
 
@@ -375,11 +379,6 @@ class Numbers:
             finally:
                 if most > TIMED:
                     self._left -= time.thread_time() - begin
-
-
-def has_infinite(numbers: torch.Tensor) -> bool:
-    """Return True if a float tensor on the host has infinite or NaN values, or too large a sum."""
-    return numbers.is_floating_point() and not math.isfinite(numbers.sum())
 
 
 def _extent(tensor: torch.Tensor) -> int:

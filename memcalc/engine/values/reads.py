@@ -42,7 +42,7 @@ RULE = (
 UNKNOWN = (
     "computed numbers read as made-up ones between 0.1 and 0.9 (at {}); nothing is decided by them"
 )
-LIMITED = "numbers of large tensors were computed for 20 s, then no more: unknown from {} on"
+LIMITED = "numbers of large tensors were computed for 20 s and up to 1 GB: unknown from {} on"
 NOTHING = "every number read from the GPU is 0 here: this system refuses to map its addresses"
 
 
