@@ -196,7 +196,7 @@ class Values:
             out = op(*args, **kwargs)
             if one.given_result:
                 self._numbers.forget(one.written(args, kwargs))
-            elif one.writes:
+            elif one.writes and count > LARGE:
                 self._numbers.unknown.drop(first)
             elif base in DISTRIBUTIONS:
                 self._draws.distribute(base, out, args[1])
