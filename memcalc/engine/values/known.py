@@ -37,8 +37,9 @@ _UNIT = 512
 """Bytes per mark of the stub driver."""
 TIMED = 1 << 16
 """Largest tensors, in elements, whose computing time does not count."""
-_ALONE = 1 << 15
-"""Largest tensors, in elements, that PyTorch computes in one thread anyway: its GRAIN_SIZE."""
+_ALONE = 1 << 10
+"""Largest tensors, in elements, that PyTorch computes in one thread anyway: half the share of a
+thread in functions such as `sin` and `softmax`."""
 _FILLED = 1 << 20
 """Largest tensors, in elements, that are filled with one made-up number."""
 
