@@ -19,12 +19,16 @@ from memcalc.children import bring, command
 from memcalc.script import process
 
 _SERVE = """
-import json, multiprocessing.process, os, sys
+import gc, json, multiprocessing.process, os, sys
+gc.disable()
 sys.path[:] = filter(None, sys.path)
 from pathlib import Path
 from memcalc.script.child import main
 from memcalc.script.protect import protect
+from memcalc.engine.values import follower
 import torch._dynamo  # by the first optimizer of nearly every script
+follower.prepare()
+gc.freeze()
 for line in iter(sys.stdin.readline, ""):
     asked = json.loads(line)
     pid = os.fork()

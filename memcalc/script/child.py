@@ -241,6 +241,9 @@ def _run_to_end(request: Request, session: Session) -> Ending:
     if (refusal := simulated_gpu.kernel_refusal()) is not None:
         show(f"memcalc: {refusal}\n")
         return Ending(code=1)
+    # What was imported until here stays: nobody needs to look for garbage in it.
+    gc.freeze()
+    gc.enable()
     try:
         if request.work:
             sys.path[:] = request.path

@@ -48,7 +48,8 @@ _ALONE = (
     "before it in place of python"
 )
 _BEGINS = """
-import os
+import gc, os
+gc.disable()  # until the program begins: what is imported stays
 # A program elsewhere imports nothing from the current folder, and nor does PyTorch.
 sys.path[:] = filter(None, sys.path)
 try:
