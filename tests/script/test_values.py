@@ -384,6 +384,7 @@ GOES_TO_THE_HOST = """
             "float(f'loss {loss.item()}'.split()[1]) > 1",
             "np.float64(3) * loss.item() > 3",
             "float(f'{loss.item():.3f}') > 1",
+            "float('%.3f' % loss.item()) > 1",
             "torch.Tensor([loss.item()]).mean() > 1",
             "array.array('d', [loss.item()])[0] > 1",
             "struct.unpack('d', struct.pack('d', loss.item()))[0] > 1",

@@ -34,12 +34,14 @@ _READS = frozenset(("float", "int", "str", "repr", "format", "numpy", "item", "t
 _PARSERS = re.compile(
     r"\b(?:literal_eval|eval|loads?|safe_load|read_(?:csv|json|table|pickle)|loadtxt|genfromtxt"
     r"|fromstring|reader|DictReader|Decimal|Fraction)\("
-    r"|\b(?:float|int)\(\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\()"
+    r"|\b(?:float|int)\((?:[fru]{0,2}[\"']|(?:str|repr|format)\("
+    r"|\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\())"
 )
 """Finds calls that read numbers from text or files."""
 _TAKERS = re.compile(
     r"(?<!np\.)(?<!numpy\.)\b(?:(?:Float|Double|Half|BFloat16|Long|Int)?Tensor|array|pack|pack_into"
     r"|fromlist|c_(?:float|double|long|int))\("
+    r"|\b(?:float|int)\([ru]?[\"'][^\"']*%"
 )
 """Finds calls that take the plain values of Python's numbers: PyTorch's old constructors, and
 ``array``, ``struct`` and ``ctypes``."""
