@@ -25,7 +25,7 @@ from memcalc.script.command import Program, find_launched
 from memcalc.script.imports import check_imports
 from memcalc.script.opened import Opened
 from memcalc.script.other_ways import both_ways
-from memcalc.script.process import Run
+from memcalc.script.process import Ran, Run
 from memcalc.script.records import Command, Ending, Way
 from memcalc.script.serving import find_server, simulate_server
 
@@ -64,15 +64,23 @@ def simulate(
         served = simulate_server(server, plan, folder, quiet=quiet, timeout=timeout)
         return Simulated(ending=Ending(code=0), traced=None, served=served)
     program, launch = find_launched(plan, folder)
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(look_up(plan), program, launch, folder)
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout, run.follows_values, run.uses_cudnn = timeout, follows_values, uses_cudnn
     began = time.monotonic()
-    ran = run.with_stand_ins(limited=gpu is not None, quiet=quiet)
+    ran = run.with_stand_ins(limited=plan.gpu is not None, quiet=quiet)
     if (becomes := next(iter(ran.found.values())).ending.becomes) is not None:
         left = timeout - (time.monotonic() - began)
         return _simulate_next(becomes, plan, run.opened, quiet=quiet, timeout=left)
+    found = _run_again(run, ran, plan, began)
+    if found.traced is not None:
+        keep(found.traced)
+    return replace(found, opened=run.opened)
+
+
+def _run_again(run: Run, ran: Ran, plan: Plan, began: float) -> Simulated:
+    """Run ranks again whose memory ran out or that numbers decided; combine them to one answer."""
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     room = card_memory(gpu).room if gpu is not None else None
     each = {rank: _rerun_without_limit(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
@@ -84,10 +92,7 @@ def simulate(
             return ran_again.found[rank]
 
         each[rank] = both_ways(one, again, time.monotonic() - began)
-    found = each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
-    if found.traced is not None:
-        keep(found.traced)
-    return replace(found, opened=run.opened)
+    return each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
 
 
 def _simulate_next(

@@ -5,6 +5,7 @@ Most programs read few of the numbers that they compute, and a step of a small m
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -101,23 +102,27 @@ def defer(
     if depth >= DEEPEST and made_up and most > SMALL:
         numbers.unknown.drop(out)
         return True
-    address = out.data_ptr()
-
-    def make() -> torch.Tensor:
-        first, *others = _resolve(late_args)
-        given = first.clone() if one.writes else first
-        made: torch.Tensor = one.op(given, *others, **_resolve(late_kwargs))
-        if made_up and one.base not in PUTS and one.base not in MOVES:
-            place = Place(address, made.shape, made.stride(), made.dtype)
-            numbers.make_finite(made, place, tensors_in((first, others)))
-        return made.contiguous()
-
+    at = out.data_ptr() if made_up and one.base not in PUTS and one.base not in MOVES else None
+    make = functools.partial(_compute_late, numbers, one, late_args, late_kwargs, at)
     if most > SMALL:
         numbers.unknown.forget_freed()  # Each holds a copy of its condition.
     numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=made_up)
     if depth >= DEEPEST:
         numbers.settle(out)
     return True
+
+
+def _compute_late(
+    numbers: Numbers, one: Followed, args: Any, kwargs: Any, at: int | None
+) -> torch.Tensor:
+    """Compute a deferred result; ``at``: where it lies, if infinite values of it are replaced."""
+    first, *others = _resolve(args)
+    given = first.clone() if one.writes else first
+    made: torch.Tensor = one.op(given, *others, **_resolve(kwargs))
+    if at is not None:
+        place = Place(at, made.shape, made.stride(), made.dtype)
+        numbers.make_finite(made, place, tensors_in((first, others)))
+    return made.contiguous()
 
 
 def _can_wait(out: Any, most: int) -> bool:
