@@ -40,6 +40,19 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Other names that the file uses for keys."""
 
 
+def own_command(file: str, command: str) -> str:
+    """Return the framework's own command for a recipe; a script is run as it is."""
+    return f"bash {file}" if file.endswith(".sh") else command
+
+
+def make_verb_error(file: str, command: str, verb: str) -> UsageError:
+    """Return the error for a recipe of a framework's verb that an estimate does not answer."""
+    return UsageError(
+        f"{file} is a recipe of {verb}, which an estimate does not train: run it by "
+        f"memcalc simulate -- {own_command(file, command)}."
+    )
+
+
 class Keys:
     """The keys of a recipe; remembers which were read, to refuse those that were not."""
 
@@ -175,9 +188,8 @@ class Keys:
         value = self.data.get(key, self._defaults.get(key)) if value is None else value
         shown = " ".join(str(value).split())
         shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-        own = "bash {file}" if self.file.endswith(".sh") else self.form.command
+        own = own_command(self.file, self.form.command.format(file=self.file))
         if not instead and own:
-            own = own.format(file=self.file)
             instead = f"remove it, or run the recipe itself: memcalc simulate -- {own}"
         name = f"{self._prefix}{key}"
         return UsageError(f"{self.file}: {name} = {shown} {why}: {instead or 'remove it'}.")

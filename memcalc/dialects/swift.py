@@ -10,9 +10,8 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.recipe import Keys, Recipe, make_verb_error
 from memcalc.dialects.weights import write_lora, write_quant
-from memcalc.errors import UsageError
 from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
 from memcalc.records.plan import Plan
 
@@ -36,11 +35,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     """
     verb = data.get("swift_command", "rlhf" if data.get("rlhf_type") else "sft")
     if verb not in ("sft", "pt"):
-        own = f"bash {file}" if file.endswith(".sh") else f"swift {verb} {file}"
-        raise UsageError(
-            f"{file} is a recipe of swift {verb}, which an estimate does not train: run it by "
-            f"memcalc simulate -- {own}."
-        )
+        raise make_verb_error(file, f"swift {verb} {file}", f"swift {verb}")
     if isinstance(variables := data.get("ENV"), dict):
         # They are set before it starts.
         data = {**data, **variables}

@@ -9,9 +9,8 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import declared_fields, find_file, read_format
-from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.recipe import Keys, Recipe, make_verb_error
 from memcalc.dialects.weights import write_lora, write_quant
-from memcalc.errors import UsageError
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 
@@ -83,11 +82,7 @@ def _check_trainer(data: Mapping[str, Any], file: str) -> None:
     named = next((verb for verb, own in _OTHERS.items() if any(key in data for key in own)), "sft")
     verb = data.get("trl_command", named)
     if verb != "sft":
-        own = f"bash {file}" if file.endswith(".sh") else f"trl {verb} --config {file}"
-        raise UsageError(
-            f"{file} is a recipe of trl {verb}, which an estimate does not train: run it by "
-            f"memcalc simulate -- {own}."
-        )
+        raise make_verb_error(file, f"trl {verb} --config {file}", f"trl {verb}")
 
 
 def _read_precision(keys: Keys) -> str:

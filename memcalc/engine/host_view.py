@@ -114,6 +114,11 @@ def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
     return most if on_gpu else 0
 
 
+def fills_storage(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor has as many bytes as its storage: no other lies beside it."""
+    return bool(tensor.untyped_storage().nbytes() == tensor.nbytes)
+
+
 def has_infinite(numbers: torch.Tensor) -> bool:
     """Return True if a float tensor on the host has infinite or NaN values."""
     # The sum is finite if all numbers are, except for a rare sum that is too large.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import Place, is_plain, map_tensors, tensors_in
+from memcalc.engine.host_view import Place, fills_storage, is_plain, map_tensors, tensors_in
 from memcalc.engine.values.known import KNOWN, Numbers
 from memcalc.engine.values.rules import (
     COMPARES,
@@ -44,8 +44,7 @@ def can_wait_large(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool
     if one.given_result or not isinstance(out, torch.Tensor) or out.numel() <= SMALL:
         return False
     if one.writes:
-        alone = out.untyped_storage().nbytes() == out.nbytes
-        return one.base in FILLS and alone and not numbers.read_mark(out)
+        return one.base in FILLS and fills_storage(out) and not numbers.read_mark(out)
     if not one.makes_one or one.base in FILLS:
         return one.makes_one
     given = tensors_in(args)

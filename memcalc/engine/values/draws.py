@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import is_plain, tensors_in
+from memcalc.engine.host_view import fills_storage, is_plain, tensors_in
 from memcalc.engine.values.known import KNOWN, MADE_UP, Numbers
 from memcalc.engine.values.rules import (
     HIGHEST,
@@ -56,7 +56,7 @@ class Draws:
             self._compute(dataclasses.replace(one, op=drawn), args, kwargs, out)
             return out
         self._numbers.forget((out,))
-        alone = out.is_contiguous() and out.untyped_storage().nbytes() == out.nbytes
+        alone = out.is_contiguous() and fills_storage(out)
         if out.numel() <= LARGE and alone and not any(tensors_in((args[1:], kwargs))):
             self._count += 1
             seed = torch.cuda.default_generators[out.device.index or 0].initial_seed()

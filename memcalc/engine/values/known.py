@@ -18,6 +18,7 @@ from memcalc.engine.host_view import (
     Place,
     bytes_at,
     cpu_view,
+    fills_storage,
     has_infinite,
     is_plain,
     one_thread,
@@ -155,7 +156,7 @@ class Numbers:
         if not (tensor.is_cuda and source.is_cuda and is_plain((tensor, source))):
             return False
         storage = tensor.untyped_storage()
-        if storage.nbytes() == tensor.nbytes or self.unknown.postponed_kind(tensor) is not None:
+        if fills_storage(tensor) or self.unknown.postponed_kind(tensor) is not None:
             return False
         return not (self.state(source) or self._holds(storage.data_ptr(), storage.nbytes()))
 
@@ -175,7 +176,7 @@ class Numbers:
         if not tensor.is_cuda or not is_plain((tensor,)):
             return True
         storage = tensor.untyped_storage()
-        whole, at = storage.nbytes() == tensor.nbytes, storage.data_ptr()
+        whole, at = fills_storage(tensor), storage.data_ptr()
         if whole and overwrites:
             self.unknown.drop(tensor)
             return True
@@ -219,7 +220,7 @@ class Numbers:
 
     def postpone_copy(self, out: torch.Tensor, source: torch.Tensor, numbers: Later) -> bool:
         """Postpone the numbers of a copy too; else compute the source's, and return False."""
-        fills = out.is_contiguous() and out.untyped_storage().nbytes() == out.nbytes
+        fills = out.is_contiguous() and fills_storage(out)
         if out.is_cuda and fills and out.shape == source.shape and numbers.depth < DEEPEST:
             dtype, kind = out.dtype, numbers.made_up
             made = Later(lambda: numbers().to(dtype), depth=numbers.depth + 1, made_up=kind)
@@ -304,7 +305,7 @@ class Numbers:
 
     def shares_units(self, tensor: torch.Tensor) -> bool:
         """Return True for a part of a tensor that has made-up numbers of others in its units."""
-        if tensor.untyped_storage().nbytes() == tensor.nbytes:
+        if fills_storage(tensor):
             return False
         return not _fills_units(tensor) and self.read_mark(tensor) == MADE_UP
 
@@ -336,8 +337,7 @@ class Numbers:
                 if not self._holds(one.data_ptr(), _extent(one)):
                     continue
                 storage = one.untyped_storage()
-                alone = storage.nbytes() == one.nbytes
-                if alone or not self._holds(storage.data_ptr(), storage.nbytes()):
+                if fills_storage(one) or not self._holds(storage.data_ptr(), storage.nbytes()):
                     self.erase(one)
                 elif one.numel() <= LARGE and self.may_take(one.numel()):
                     # Beside known numbers, those that are zero would read as known.
