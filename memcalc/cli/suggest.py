@@ -59,9 +59,12 @@ def command(
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
     found, stopped = _find_ways(plan, among, use_cache=not no_cache)
-    best = found.fitting[0].figures if found.fitting else None
+    kept = find_recipe(settings)
+    # A recipe goes on training what it trains, where that fits.
+    nearest = found.nearest if kept is not None else next(iter(found.fitting), None)
+    best = nearest.figures if nearest is not None else None
     if program is not None and best is not None:
-        _write_snippet(best.plan, program, find_recipe(settings), file)
+        _write_snippet(best.plan, program, kept, file)
         return
     out.deliver(found, work=suggested.Work(tokens=tokens, prices=known))
     if stopped:

@@ -46,6 +46,7 @@ PLANS = {
     "accelerate": {"model": GPT2, **SMALL, "loop": "accelerate", "precision": "amp-bf16"},
     "accelerate accumulated": {"model": GPT2, **SMALL, "loop": "accelerate", "grad_accum": 2},
     "trainer lora": {"model": SMOL, **SMALL, "loop": "trainer", **LORA, "checkpointing": True},
+    "dropped": {"model": SMOL, **SMALL, **LORA, "lora": "r=8,dropout=0.1"},
     "qlora": {"model": SMOL, **SMALL, **LORA, "quant": "nf4-dq", "optim": "paged_adamw_8bit"},
     "int8": {"model": SMOL, **SMALL, **LORA, "quant": "int8", "checkpointing": True},
     "ddp": {"model": GPT2, **SMALL, **TWO, "parallel": "ddp"},

@@ -55,3 +55,18 @@ class Suggestions(Answer, msgspec.Struct, frozen=True, kw_only=True):
     def fitting(self) -> tuple[Suggestion, ...]:
         """The ways with a plan that fits."""
         return tuple(one for one in self.found if one.figures is not None)
+
+    @property
+    def nearest(self) -> Suggestion | None:
+        """The way that fits and is most like the plan; None: nothing fits.
+
+        It trains adapters where the plan does, over a quantized base where the plan has one; of
+        several it is the first.
+        """
+
+        def differs(one: Suggestion) -> tuple[bool, bool]:
+            assert one.figures is not None
+            new, old = one.figures.plan, self.plan
+            return bool(new.adapters) != bool(old.adapters), bool(new.scheme) != bool(old.scheme)
+
+        return min(self.fitting, key=differs, default=None)

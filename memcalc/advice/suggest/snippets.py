@@ -69,7 +69,8 @@ def lora_config(adapters: str) -> str:
     """Return Python code of a ``peft.LoraConfig`` call for an adapters setting."""
     found = adapter(adapters)
     named = f'"{found.target}"' if isinstance(found.target, str) else repr(list(found.target))
-    return f"LoraConfig(r={found.r}, lora_alpha={found.alpha:g}, target_modules={named})"
+    dropout = f"lora_dropout={found.dropout:g}, " if found.dropout else ""
+    return f"LoraConfig(r={found.r}, lora_alpha={found.alpha:g}, {dropout}target_modules={named})"
 
 
 def bitsandbytes_arguments(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.remedies.trials import apply
@@ -59,6 +60,15 @@ def test_what_fits_comes_first_and_what_gives_up_least_before_it(found):
         for key in ("full", "full-8bit", "full-bf16", "lora", "qlora")
         if key in {one.way.key for one in found.fitting}
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "way"),
+    [({}, "full"), ({"lora": "r=8"}, "lora"), ({"lora": "r=8", "quant": "nf4"}, "qlora")],
+)
+def test_a_recipe_goes_on_training_what_it_trains(found, settings, way):
+    asked = replace(found, plan=make({"model": found.plan.model, **settings}))
+    assert asked.nearest.way.key == way
 
 
 def test_a_way_that_needs_a_search_has_a_row_as_soon_as_its_first_plan_is_known(small_model):
@@ -118,6 +128,11 @@ def test_a_snippet_says_batch_and_accumulation_in_the_words_of_its_program(found
     else:
         assert known["mixed_precision"] in ("fp16", "bf16", "no")
         assert f"gradient_accumulation_steps={plan.grad_accum}" in text
+
+
+def test_adapters_are_made_with_their_dropout(small_model):
+    text = snippet(make({"model": small_model, "lora": "r=8,dropout=0.1"}), "trainer")
+    assert "LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, " in text
 
 
 @pytest.mark.parametrize(
