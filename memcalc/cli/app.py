@@ -68,7 +68,15 @@ def read_plainly(params: list[Any]) -> list[Any]:
     return params
 
 
-class _Verbs(TyperGroup):
+class PlainGroup(TyperGroup):
+    """A group whose own options are read without pydantic."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the group's options, read plainly."""
+        return read_plainly(super().get_params(ctx))
+
+
+class _Verbs(PlainGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -91,9 +99,6 @@ class _Verbs(TyperGroup):
         elif first not in VERBS and _is_model(first):
             args = ["estimate", *args]
         return super().resolve_command(ctx, args)
-
-    def get_params(self, ctx: Any) -> Any:
-        return read_plainly(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a verb's module and return its command, or None for an unknown verb."""

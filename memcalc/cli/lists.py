@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from memcalc.cli.app import HELP
+from memcalc.cli.app import HELP, PlainGroup
 from memcalc.cli.declare import verb
 from memcalc.cli.output import terminal_width
 from memcalc.errors import UsageError
@@ -106,6 +106,7 @@ def _print_contexts(named: Iterable["Gpu"]) -> None:
 
 _app = typer.Typer(
     help="List the models, optimizers and GPUs that memcalc knows.",
+    cls=PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
