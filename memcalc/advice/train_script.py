@@ -106,6 +106,15 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError(
             "A script of the trainer loop has no words for --kv-cache yet: leave it out."
         )
+    if (
+        plan.loop == "trainer"
+        and registry.of(plan).row.package == "bitsandbytes"
+        and (not _is_named(plan))
+    ):
+        raise UsageError(
+            f"A script of the trainer loop has no words for --optim {plan.optim} with its "
+            f"arguments: choose one that the Trainer names, such as {', '.join(trainer.NAMED)}."
+        )
     if plan.generate is not None and plan.scheme is not None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
 
@@ -118,7 +127,7 @@ def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
     placed = ['"cuda"'] if plan.loop != "trainer" and layout != "fsdp2" else []
     loader = "AutoConfig, " if layout == "fsdp2" else ""
     loop = loops.of(plan)
-    optimizer, more = ("", {}) if plan.infers or plan.loop == "trainer" else _write_optimizer(plan)
+    optimizer, more = ("", {}) if plan.infers or _is_named(plan) else _write_optimizer(plan)
     return {
         "plan": plan,
         "layout": layout,
@@ -139,13 +148,7 @@ def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
         "optimizer": optimizer,
         "norm": loop.clip_to(plan),
         "keeps_outputs": loop.keep_outputs(plan),
-        "trainer": {
-            "output_dir": "out",
-            "max_steps": STEPS,
-            **(trainer.write(plan) if plan.loop == "trainer" else {}),
-            "save_strategy": "no",
-            "report_to": "none",
-        },
+        "trainer": _list_trainer_arguments(plan) if plan.loop == "trainer" else {},
         "imports": {
             "os.environ": "import os",
             "Accelerator(": "from accelerate import Accelerator",
@@ -158,6 +161,31 @@ def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
             "BitsAndBytesConfig(": "from transformers import BitsAndBytesConfig",
             "TrainingArguments(": "from transformers import Trainer, TrainingArguments",
         },
+    }
+
+
+def _is_named(plan: Plan) -> bool:
+    """Return True if the Trainer makes the plan's optimizer by a name in its arguments."""
+    more = {name for name, _ in plan.optim_args} - {"fused", "weight_decay"}
+    return plan.loop == "trainer" and trainer.optimizer_name(plan) is not None and not more
+
+
+def _list_trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """Return the arguments of ``TrainingArguments``."""
+    decay = registry.of(plan).given.get("weight_decay")
+    evaluates = {
+        "eval_strategy": "steps",
+        "eval_steps": STEPS,
+        "per_device_eval_batch_size": plan.batch,
+    }
+    return {
+        "output_dir": "out",
+        "max_steps": STEPS,
+        **trainer.write(plan),
+        **({"weight_decay": decay} if decay else {}),
+        **(evaluates if plan.eval else {}),
+        "save_strategy": "no",
+        "report_to": "none",
     }
 
 
@@ -203,17 +231,29 @@ def _write_batch_tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict
 
 
 def _write_optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return Python code of the optimizer's constructor call, and the import it needs."""
+    """Return Python code that makes the optimizer, and the import it needs.
+
+    It is a call of the constructor; for the Trainer, which makes groups of parameters itself, it is
+    the class and its arguments.
+    """
     choice = registry.of(plan)
     module, _, name = choice.row.implementation.rpartition(".")
     own = module == "torch.optim"
-    settings = {"lr": LEARNING_RATE, **list_arguments(choice)}.items()
-    shown = (
-        f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_write_literal(value)}"
-        for key, value in settings
-    )
-    call = f"{'torch.optim.' if own else ''}{name}(trained, {', '.join(shown)})"
-    return call, {} if own else {f"{name}(": f"from {module} import {name}"}
+    called = f"torch.optim.{name}" if own else name
+    settings = {"lr": LEARNING_RATE, **list_arguments(choice)}
+    shown = {
+        key: f"torch.{value}" if key.endswith("_dtype") else _write_literal(value)
+        for key, value in settings.items()
+    }
+    trains = plan.loop == "trainer"
+    if trains:
+        shown.pop("weight_decay", None)  # It has a name in the Trainer's own arguments.
+        arguments = ", ".join(f'"{key}": {value}' for key, value in shown.items())
+        made = f"({called}, {{{arguments}}})"
+    else:
+        made = f"{called}(trained, {', '.join(f'{key}={value}' for key, value in shown.items())})"
+    used = f"({name}," if trains else f"{name}("
+    return made, {} if own else {used: f"from {module} import {name}"}
 
 
 def _write_literal(value: Any) -> str:

@@ -242,6 +242,10 @@ _OPTIMIZERS = {
 its adafactor is not torch's."""
 
 
+NAMED = tuple(_OPTIMIZERS.values())
+"""The Trainer's own names of optimizers, beside AdamW's."""
+
+
 def optimizer_name(plan: Plan) -> str | None:
     """Return the Trainer's name of the plan's optimizer, or None."""
     row = registry.of(plan).row.name
@@ -262,6 +266,7 @@ def write(plan: Plan) -> dict[str, Any]:
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),
+        **({"max_grad_norm": plan.max_grad_norm} if plan.max_grad_norm is not None else {}),
         **_write_layout(plan),
     }
 

@@ -10,6 +10,7 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.script.simulate import make_plan, simulate
+from memcalc.workload import loops
 
 TWO = {"devices": 2, "rank": 0}
 LORA = {"lora": "r=8,target=all-linear", "precision": "bf16"}
@@ -46,6 +47,15 @@ PLANS = {
     "accelerate": {"model": GPT2, **SMALL, "loop": "accelerate", "precision": "amp-bf16"},
     "accelerate accumulated": {"model": GPT2, **SMALL, "loop": "accelerate", "grad_accum": 2},
     "trainer lora": {"model": SMOL, **SMALL, "loop": "trainer", **LORA, "checkpointing": True},
+    "trainer evaluated": {"model": GPT2, **SMALL, "loop": "trainer", "eval": 3},
+    "trainer's class": {
+        "model": GPT2,
+        **SMALL,
+        "loop": "trainer",
+        "optim": "adam",
+        "optim_args": {"amsgrad": True, "weight_decay": 0.1},
+    },
+    "trainer 8 bit": {"model": GPT2, **SMALL, "loop": "trainer", "optim": "memcalc.adam8bit"},
     "dropped": {"model": SMOL, **SMALL, **LORA, "lora": "r=8,dropout=0.1"},
     "qlora": {"model": SMOL, **SMALL, **LORA, "quant": "nf4-dq", "optim": "paged_adamw_8bit"},
     "int8": {"model": SMOL, **SMALL, **LORA, "quant": "int8", "checkpointing": True},
@@ -101,11 +111,40 @@ def test_a_script_is_short_and_says_how_to_start_it(name):
         ({"resume": True}, "--resume"),
         ({"parallel": "zero3", "devices": 2}, "--parallel zero3"),
         ({"model": "openai/whisper-small"}, "openai/whisper-small"),
+        ({"loop": "trainer", "optim": "adam8bit"}, "--optim adam8bit"),
     ],
 )
 def test_what_no_script_expresses_is_named(settings, named):
     with pytest.raises(UsageError, match=named):
         write(make({"model": GPT2, **settings}))
+
+
+SETTINGS = {
+    "optim": "sgd", "optim_args": {"weight_decay": 0.1}, "precision": "bf16", "grad_accum": 2,
+    "checkpointing": True, "checkpoint_every": 2, "offload_activations": True, "loss_chunks": 2,
+    "attention": "eager", "padding": True, "cudnn_attention": False, "cudnn_benchmark": True,
+    "freeze": "*.embed_tokens.*", "quant": "nf4", "lora": "r=8,dropout=0.1", "max_grad_norm": 3.0,
+    "set_to_none": False, "keep_outputs": False, "kv_cache": True, "optim_in_backward": True,
+    "resume": True, "eval": 3, "inference": True, "generate": 4, "devices": 2, "batch": 3,
+    "alloc_conf": "expandable_segments:True", "parallel": "fsdp2", "task": "token-classification",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", ["plain", "trainer", "accelerate"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_is_in_the_script_or_named_as_left_out(name, loop):
+    plan = {"model": SMOL, **SMALL, "loop": loop}
+    plan |= {"devices": 2} if name == "parallel" else {}
+    refused = ""
+    try:
+        changed = make({**plan, name: SETTINGS[name]})
+        text = write(changed)
+    except UsageError as error:
+        refused = str(error)
+    if refused:
+        assert name.replace("_", "-") in refused.replace("_", "-")
+    elif (name, SETTINGS[name]) not in loops.find(loop).fixed:
+        assert text != write(make(plan))
 
 
 def test_a_command_writes_the_script_beside_its_answer(tmp_path, capsys, monkeypatch):
