@@ -1,11 +1,12 @@
 """The tree of user errors, each with its exit code."""
 
+import contextlib
 import difflib
 import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _NAMED = 200
 """Signs of a name that is quoted."""
@@ -38,6 +39,20 @@ class SettingError(UsageError):
         """Say what is wrong with a field of ``Plan``, and what to type instead, in one sentence."""
         super().__init__(message)
         self.setting = setting
+
+
+@contextlib.contextmanager
+def blame_setting(setting: str) -> Iterator[None]:
+    """Turn errors inside the block into ``SettingError`` of one setting."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except UsageError as error:
+        raise SettingError(setting, str(error)) from None
+    except (OSError, TypeError, ValueError) as error:
+        # Names that no file system takes.
+        raise SettingError(setting, f"{setting} is not understood: {error}.") from None
 
 
 class OverBudgetError(MemcalcError):

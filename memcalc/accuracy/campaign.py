@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.errors import NO_GPU, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
-from memcalc.estimation.question import find_user_code
-from memcalc.estimation.validate import check
+from memcalc.estimation.question import check, find_user_code
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
 from memcalc.measure.runs.runner import Request, Runner

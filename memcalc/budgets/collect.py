@@ -15,8 +15,7 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import STEPS
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.estimation.estimate import answers
-from memcalc.estimation.question import canonical
-from memcalc.estimation.validate import check_names
+from memcalc.estimation.question import canonical, check_names
 from memcalc.files import artifact
 from memcalc.files.results import Run, load, predictions
 from memcalc.records.fields import FIELDS

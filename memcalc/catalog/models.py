@@ -43,8 +43,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """``package.module:callable`` returning an ``nn.Module``."""
     tuned: str = ""
     """The model on the hub that was named, if this is a bundled one of the same sizes."""
-    note: str = ""
-    """A sentence on the model that was taken for the named one; empty if it is the named one."""
+    notes: tuple[str, ...] = ()
+    """A sentence on the model that was taken for the named one; () if it is the named one."""
     revision: str | None = None
     """The config's commit on the hub."""
 
@@ -122,14 +122,6 @@ def _index_by_name() -> dict[str, Path]:
     return {name.lower(): file for name, file in list_bundled_files().items()}
 
 
-def notes(name: str) -> tuple[str, ...]:
-    """Return a note if the config of another bundled model is used for this name."""
-    if is_named(name) or is_local(name) or _find_bundled_file(name) is not None:
-        return ()
-    same = None if os.path.exists(os.path.expanduser(name)) else _find_same_sizes(name)
-    return (same.note,) if same is not None else ()
-
-
 def find_shipped_config(name: str) -> dict[str, Any] | None:
     """Return the shipped config of a model by its name on the hub, or None."""
     if is_named(name) or is_local(name):
@@ -182,7 +174,7 @@ def _find_same_sizes(name: str) -> ModelSource | None:
         origin="bundled",
         config={**_read_shipped_config(found), **settings},
         tuned=name if "/" in name else "",
-        note=note,
+        notes=(note,),
     )
 
 

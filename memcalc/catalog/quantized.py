@@ -7,6 +7,12 @@ Source: transformers 5.23, ``is_trainable`` and ``validate_environment`` of each
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.catalog.models import ModelSource
+from memcalc.errors import SettingError
+from memcalc.files import extras
+from memcalc.records.names import SHARDED
+from memcalc.records.plan import Plan
+
 NONE = "none"
 """The value of ``Plan.quant`` that dequantizes a quantized checkpoint while loading."""
 TORCHAO = {"torchao-int8": "Int8WeightOnlyConfig", "torchao-float8": "Float8WeightOnlyConfig"}
@@ -93,7 +99,70 @@ def _read_torchao_scheme(settings: Mapping[str, Any]) -> str | None:
     return next((name for name, made_by in TORCHAO.items() if made_by == made.get("_type")), None)
 
 
-def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
+_WHOLE = ("ddp", "zero1")
+"""Layouts that leave the weights whole on each GPU."""
+
+
+def check(
+    plan: Plan,
+    source: ModelSource,
+    layout: str,
+    world: int,
+    capability: tuple[int, int] | None,
+) -> None:
+    """Raise SettingError if a plan's base cannot be loaded quantized, or as its checkpoint is.
+
+    ``layout``: the layout over ``world`` processes; ``capability``: that of the GPU, None on a CPU.
+    """
+    refused = base_refusal(plan, source, layout, world) if plan.scheme is not None else None
+    if refused is not None:
+        raise SettingError("quant", f"--quant {plan.quant}: {refused}.")
+    if plan.scheme is None and "load" in dict(plan.parallel_args):
+        raise SettingError(
+            "parallel_args",
+            "load=cpu is for quantized bases, which are loaded before they are divided; others "
+            "never lie whole on a GPU: leave it out, or add quant.",
+        )
+    already = refusal(source.config or {}, source.name, plan.quant, capability)
+    if already is not None:
+        raise SettingError("quant", already)
+    if plan.bnb_4bit_compute_dtype is not None and find_bnb_settings(source.config):
+        why = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
+        raise SettingError("bnb_4bit_compute_dtype", why)
+
+
+def base_refusal(plan: Plan, source: ModelSource, layout: str, world: int) -> str | None:
+    """Return why a plan's base model cannot be loaded quantized, or None."""
+    if source.factory is not None:
+        return f"it is for models that transformers loads, and {source.name} is a callable"
+    if plan.scheme is not None and plan.scheme.startswith("torchao-"):
+        refused = _torchao_refusal(plan.scheme, trains=not plan.infers, several=world > 1)
+        return refused or extras.lacking("it needs", "torchao")
+    refused = _layout_refusal(plan, layout) if world > 1 else None
+    already = find_bnb_settings(source.config)
+    if refused is None and already is not None and layout in SHARDED:
+        refused = _fsdp_refusal(already)
+    return refused or extras.lacking("it needs", "bitsandbytes")
+
+
+def _layout_refusal(plan: Plan, layout: str) -> str | None:
+    """Return why a layout cannot divide a base of bitsandbytes, or None if it can."""
+    if layout in (*_WHOLE, *SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
+        return None
+    engine = "DeepSpeed's engine is not simulated over a quantized base"
+    reasons = {
+        "tp": "transformers spreads no layers of bitsandbytes over tensor-parallel ranks",
+        "zero2": engine,
+        "zero3": engine,
+    }
+    if layout in SHARDED:
+        return "FSDP has no type for weights in 8 bit: type --quant nf4-dq, or --parallel ddp"
+    reason = reasons.get(layout, "a quantized base over such a mesh is not simulated")
+    other = "fsdp2 or " if plan.scheme != "int8" else ""
+    return f"{reason}: type --parallel {other}ddp"
+
+
+def _torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
     """Return why a base cannot be loaded in a scheme of torchao, or None if it can."""
     if scheme not in TORCHAO and not trains:
         return (
@@ -174,7 +243,7 @@ def read_compute_dtype(settings: Mapping[str, Any]) -> str | None:
     return str(settings.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
 
 
-def fsdp_refusal(settings: Mapping[str, Any]) -> str | None:
+def _fsdp_refusal(settings: Mapping[str, Any]) -> str | None:
     """Return why FSDP cannot divide a checkpoint's 4-bit weights, or None if it can."""
     stored = str(settings.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
     if stored in ("bfloat16", "float16", "float32"):

@@ -33,7 +33,7 @@ def command(
     no_cache: bool = False,
 ) -> None:
     """Show what changed between two answers: by component, phase and module."""
-    from memcalc.estimation.validate import check
+    from memcalc.estimation.question import check
 
     out = Output(format, output).choose_format("difference")
     files = [(text, read_result(text)) for text in (before, now)]

@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 
+from memcalc.estimation.question import ResolvedPlan
+from memcalc.records.model import Inventory
+
 _FLOAT = 4
 _GATED = (
     "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 olmo olmo2 granite cohere smollm3 "
@@ -26,8 +29,9 @@ _UNGATED = (
 ).split()
 _UNFUSED = ("gelu_new", "gelu_fast")
 """Activations that transformers writes out in single operations (``activations.py``, 5.23)."""
-NO_FORM = "no published closed form for the activations of this architecture"
-NO_FORM_ADAPTERS = "no published closed form for the activations beside LoRA adapters"
+_SOURCE = "activations by the closed form of Korthikanti et al. 2022, adapted"
+_NO_FORM = "no published closed form for the activations of this architecture"
+_NO_FORM_ADAPTERS = "no published closed form for the activations beside LoRA adapters"
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,51 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     checkpointing: bool
     logits: bool
     """True if a language-model head and its loss run over every token."""
+
+
+class ActivationBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a run over one micro-batch keeps; all 0 if ``unknown`` gives a reason."""
+
+    seq: int | None
+    activations: int = 0
+    """Saved for backward when forward ends."""
+    loss_gradient: int = 0
+    outputs: int = 0
+    """Returned by the model; a loop may keep them until the next forward has ended."""
+    unknown: str = ""
+    assumptions: tuple[str, ...]
+    """Sentences on how they are known."""
+
+
+def estimate(question: ResolvedPlan, inventory: Inventory) -> ActivationBytes:
+    """Return the bytes that a run over one micro-batch keeps, by closed form."""
+    plan = question.plan
+    blocks = read_blocks(question.source.config or {})
+    if plan.adapters is not None or blocks is None:
+        why = _NO_FORM if plan.adapters is None else _NO_FORM_ADAPTERS
+        left_out = f"activations are left out of every figure: {why}"
+        return ActivationBytes(seq=plan.seq, unknown=why, assumptions=(left_out,))
+    seq = plan.seq if plan.seq is not None else question.lengths.default
+    setting = Setting(
+        batch=plan.batch,
+        seq=seq,
+        element=2 if "16" in plan.precision else 4,
+        stored_scores=plan.attention in ("eager", "math"),
+        checkpointing=plan.checkpointing,
+        logits=question.head.task.vocabulary,
+    )
+    # Autocast's 16-bit copies of the weights and biases that matrix products read: leaves that
+    # train are cast once and kept, and backward reads the same copies (aten/src/ATen/
+    # autocast_mode.cpp, ``cached_cast``, 2.13).
+    read = [p for p in inventory.trainable if p.module in ("Linear", "Conv1D")]
+    copies = sum(2 * p.numel for p in read) if plan.precision.startswith("amp") else 0
+    return ActivationBytes(
+        seq=seq,
+        activations=activation_bytes(blocks, setting) + copies,
+        loss_gradient=loss_gradient(blocks, setting),
+        outputs=outputs(blocks, setting),
+        assumptions=(f"{plan.batch} x {seq} tokens", _SOURCE),
+    )
 
 
 def read_blocks(config: Mapping[str, Any]) -> Blocks | None:

@@ -1,35 +1,25 @@
 """Predicts from closed forms alone: weights, gradients, states exact, the rest by formula."""
 
-import fnmatch
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import astuple, replace
 
 from memcalc import registry
-from memcalc.catalog import dimensions
-from memcalc.catalog.gpus import Gpu
-from memcalc.catalog.models import ModelSource
-from memcalc.catalog.positions import lengths
+from memcalc.catalog import dimensions, inventory
+from memcalc.catalog.inventory import apply_precision
 from memcalc.errors import UsageError
-from memcalc.estimation.activations import (
-    NO_FORM,
-    NO_FORM_ADAPTERS,
-    Setting,
-    activation_bytes,
-    loss_gradient,
-    outputs,
-    read_blocks,
-)
-from memcalc.estimation.base_prediction import build_prediction, is_whole
+from memcalc.estimation import activations
+from memcalc.estimation.activations import ActivationBytes
+from memcalc.estimation.base_prediction import UNDIVIDED, build_prediction
 from memcalc.estimation.fits import Device, cannot_fit, make_device
+from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.units import format_bytes
-from memcalc.workload import layouts, loops, tasks
 
 _DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
 """Layouts that divide weights, gradients and state alike."""
@@ -42,18 +32,6 @@ _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
 
-class ActivationBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that a run over one micro-batch keeps; all 0 if ``unknown`` gives a reason."""
-
-    seq: int | None
-    activations: int = 0
-    """Saved for backward when forward ends."""
-    loss_gradient: int = 0
-    outputs: int = 0
-    """Returned by the model; a loop may keep them until the next forward has ended."""
-    unknown: str = ""
-
-
 class FixedBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that do not depend on the batch."""
 
@@ -61,60 +39,89 @@ class FixedBytes(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int
     states: int
     gradients: int
+    scratch: int
+    """Temporaries of the optimizer's step."""
 
 
-def estimate(
-    plan: Plan,
-    source: ModelSource,
-    inventory: Inventory,
-    state: OptimizerState,
-    choice: Choice,
-    gpu: Gpu | None = None,
-) -> Prediction:
+def estimate(question: ResolvedPlan, inventories: dict[tuple[str, ...], Inventory]) -> Prediction:
     """Predict a plan's memory by closed forms alone, without running any code.
 
+    ``inventories``: those of models that are known already; the plan's is added.
+
     Raises:
-        UsageError: the sizes in the config contradict each other.
+        MemcalcError: the method does not cover the plan, its model cannot be built, or the sizes
+            in the model's config contradict each other.
     """
+    plan, source, choice = question.plan, question.source, question.choice
+    _check_covered(question)
+    # Adapters are added by peft's own code, in the precision that it gives them.
+    adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
+    key = (source.name, question.head.name, *adapted)
+    if key not in inventories:
+        inventories[key] = load_inventory(question)
+    tensors = apply_precision(inventories[key], plan)
+    state = registry.compute_state(choice, tensors.parameters, plan)
     if source.config is not None and (why := dimensions.refusal(source.config, source.name)):
         raise UsageError(why)
-    # Updated inside backward, no two parameters' gradients are held together.
-    in_backward = plan.optim_in_backward or choice.row.in_backward
-    together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
-    updated = together or list(inventory.trainable)
-    kept = FixedBytes(
-        weights=sum(p.bytes for p in inventory.parameters),
-        buffers=sum(t.bytes for t in inventory.tensors if t.buffer),
-        states=state.total(Place.DEVICE),
-        gradients=sum(p.bytes for p in updated),
-    )
-    live = _activation_bytes(plan, source, inventory)
-    scratch = _step_temporaries(choice, updated)
-    levels, parts = _sum_phases(plan, live, kept=kept, scratch=scratch)
+    live = activations.estimate(question, tensors)
+    kept = _sum_fixed_bytes(question, tensors, state)
+    levels, parts = _sum_phases(question, live, kept)
     top = max(levels, key=levels.__getitem__)
     # This verdict needs no replay: the bytes that every step holds exceed the GPU. A foreach step
     # has its whole list of temporaries beside them.
-    least = sum(astuple(kept)) + (scratch if choice.kind == "foreach" else 0)
-    device = make_device(gpu) if gpu is not None else None
+    least = sum(astuple(kept)) - (0 if choice.kind == "foreach" else kept.scratch)
+    device = make_device(question.gpu) if question.gpu is not None else None
     fit = cannot_fit(least, device) if device is not None else None
+    unknown = _explain_unknown(live, None if fit is not None else device, least, levels[top])
     phases = [PhasePeak(phase=phase, requested=level) for phase, level in levels.items()]
     return replace(
-        build_prediction(plan, inventory, choice, state, phases, parts[top], "analytic"),
+        build_prediction(question, tensors, state, phases, parts[top], "analytic"),
         config=source.digest,
         seq=live.seq,
         gradients=kept.gradients,
         fit=replace(fit, metric="requested") if fit is not None else None,
-        assumptions=_list_assumptions(plan, live),
-        uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
-        unknown=_explain_unknown(live, None if fit is not None else device, least, levels[top]),
+        assumptions=(
+            *source.notes,
+            *question.notes_at(plan.seq),
+            *live.assumptions,
+        ),
+        uncounted=(
+            *question.uncounted,
+            *_UNCOUNTED[: None if plan.eval else -1],
+            *plan.unread,
+        ),
+        unknown=unknown,
     )
 
 
-def _list_assumptions(plan: Plan, live: ActivationBytes) -> tuple[str, ...]:
-    if live.unknown:
-        return (f"activations are left out of every figure: {live.unknown}",)
-    source = "activations by the closed form of Korthikanti et al. 2022, adapted"
-    return (f"{plan.batch} x {live.seq} tokens", source)
+def _check_covered(question: ResolvedPlan) -> None:
+    """Raise UsageError for what closed forms do not cover."""
+    plan = question.plan
+    uncovered = {
+        "several GPUs": question.spread.world > 1,
+        "inference": plan.infers,
+        f"a base in {plan.scheme}": plan.scheme is not None,
+        "Liger's kernels": plan.liger,
+        "products in float8": plan.float8 is not None,
+        "compiled models": plan.compile is not None,
+    }
+    if what := next((what for what, asked in uncovered.items() if asked), None):
+        raise UsageError(f"--method analytic does not cover {what}: leave it out.")
+
+
+def load_inventory(question: ResolvedPlan) -> Inventory:
+    """Return the parameters of a plan's model: shipped, or built in a child process.
+
+    Raises:
+        MemcalcError: the model cannot be built.
+    """
+    adapted = question.plan.adapters is not None
+    shipped = None if adapted else inventory.load(question.source, question.head.name)
+    if shipped is not None:
+        return shipped
+    from memcalc.estimation.engine import engine
+
+    return engine.inventory(question.plan)
 
 
 def _explain_unknown(
@@ -140,15 +147,16 @@ def _explain_unknown(
 
 
 def _sum_phases(
-    plan: Plan, live: ActivationBytes, *, kept: FixedBytes, scratch: int
+    question: ResolvedPlan, live: ActivationBytes, kept: FixedBytes
 ) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
     """Return the bytes of each phase of the steady step, and its components.
 
     Gradients and activations trade places in backward: its peak is at its start, where all
     activations and the gradient of the loss live, or at its end, where all gradients live.
     """
+    plan = question.plan
     early = kept.gradients if plan.grad_accum > 1 or not plan.set_to_none else 0
-    held = live.outputs if loops.of(plan).keep_outputs(plan) else 0
+    held = live.outputs if question.loop.keep_outputs(plan) else 0
     start = early + live.activations + live.loss_gradient
     backward = (early, live.activations, live.loss_gradient)
     if kept.gradients + held > start:
@@ -156,7 +164,7 @@ def _sum_phases(
     moving = {
         Phase.FORWARD: (early, live.activations, held),
         Phase.BACKWARD: backward,
-        Phase.STEP: (kept.gradients, 0, held + scratch),
+        Phase.STEP: (kept.gradients, 0, held + kept.scratch),
         Phase.ZERO_GRAD: (kept.gradients, 0, held),
     }
     parts = {
@@ -173,32 +181,19 @@ def _sum_phases(
     return {phase: sum(part.values()) for phase, part in parts.items()}, parts
 
 
-def _activation_bytes(plan: Plan, source: ModelSource, inventory: Inventory) -> ActivationBytes:
-    config = source.config or {}
-    blocks = read_blocks(config) if plan.adapters is None else None
-    if blocks is None:
-        return ActivationBytes(
-            seq=plan.seq, unknown=NO_FORM if plan.adapters is None else NO_FORM_ADAPTERS
-        )
-    seq = plan.seq if plan.seq is not None else lengths(config).default
-    setting = Setting(
-        batch=plan.batch,
-        seq=seq,
-        element=2 if "16" in plan.precision else 4,
-        stored_scores=plan.attention in ("eager", "math"),
-        checkpointing=plan.checkpointing,
-        logits=tasks.find(inventory.task).vocabulary,
-    )
-    # Autocast's 16-bit copies of the weights and biases that matrix products read: leaves that
-    # train are cast once and kept, and backward reads the same copies (aten/src/ATen/
-    # autocast_mode.cpp, ``cached_cast``, 2.13).
-    read = [p for p in inventory.trainable if p.module in ("Linear", "Conv1D")]
-    copies = sum(2 * p.numel for p in read) if plan.precision.startswith("amp") else 0
-    return ActivationBytes(
-        seq=seq,
-        activations=activation_bytes(blocks, setting) + copies,
-        loss_gradient=loss_gradient(blocks, setting),
-        outputs=outputs(blocks, setting),
+def _sum_fixed_bytes(
+    question: ResolvedPlan, tensors: Inventory, state: OptimizerState
+) -> FixedBytes:
+    # Updated inside backward, no two parameters' gradients are held together.
+    in_backward = question.plan.optim_in_backward or question.choice.row.in_backward
+    together = [max(tensors.trainable, key=lambda p: p.numel)] if in_backward else None
+    updated = together or list(tensors.trainable)
+    return FixedBytes(
+        weights=sum(p.bytes for p in tensors.parameters),
+        buffers=sum(t.bytes for t in tensors.tensors if t.buffer),
+        states=state.total(Place.DEVICE),
+        gradients=sum(p.bytes for p in updated),
+        scratch=_step_temporaries(question.choice, updated),
     )
 
 
@@ -212,7 +207,7 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
     return sum(sorted(sizes)[-3:]) if choice.kind == "for-loop" else 0
 
 
-def least(plan: Plan, inventory: Inventory) -> int:
+def least(plan: Plan, tensors: Inventory) -> int:
     """Return a lower bound of the bytes on a GPU when backward ends, by closed forms.
 
     It counts weights, optimizer state, and all gradients unless each is used inside backward; with
@@ -223,50 +218,22 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
     """
-    spread = layouts.spread(plan)
+    question = look_up(plan)
+    spread, choice = question.spread, question.choice
     divided = spread.layout in _DIVIDED and "offload" not in dict(plan.parallel_args)
     shares_state = spread.layout == "zero1"
-    if plan.scheme is not None or not (is_whole(plan) or divided or shares_state):
+    whole = spread.layout in UNDIVIDED
+    if plan.scheme is not None or not (whole or divided or shares_state):
         return 0
     shards = spread.shards if divided else 1
     # Adapters leave the weights around them in the plan's precision.
-    planned = apply_precision(inventory, replace(plan, lora=None))
+    planned = apply_precision(tensors, replace(plan, lora=None))
     weights = sum(parameter.bytes for parameter in planned.parameters)
     if plan.adapters is not None:
         return weights // shards
-    choice = registry.of(plan)
     state = registry.compute_state(choice, planned.parameters, plan).total(Place.DEVICE)
     at_once = plan.optim_in_backward or choice.row.in_backward
     gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
     if shares_state:
         return weights + gradients + state // spread.world
     return (weights + gradients + state) // shards
-
-
-def apply_precision(inventory: Inventory, plan: Plan) -> Inventory:
-    """Return a model's tensors in the plan's precision, with its frozen parameters.
-
-    With adapters the precision stays: the inventory has it already, and peft widens some tensors.
-
-    Raises:
-        UsageError: a pattern matches no parameter, or nothing is left to train.
-    """
-    half = "float16" if plan.precision == "fp16" else "bfloat16"
-    whole = half if plan.half_weights else "float32"
-    dtype = whole if plan.adapters is None else None
-    for pattern in plan.freeze:
-        if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
-            raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
-
-    def apply_to_tensor(tensor: Parameter) -> Parameter:
-        frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
-        floating = tensor.dtype in ("float32", "float16", "bfloat16")
-        wanted = dtype if dtype is not None and floating else tensor.dtype
-        if wanted == tensor.dtype and not frozen:
-            return tensor
-        return replace(tensor, dtype=wanted, trainable=tensor.trainable and not frozen)
-
-    planned = replace(inventory, tensors=tuple(map(apply_to_tensor, inventory.tensors)))
-    if not planned.trainable:
-        raise UsageError("Nothing is left to train: freeze fewer parameters.")
-    return planned

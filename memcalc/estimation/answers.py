@@ -19,8 +19,7 @@ from memcalc.catalog.plan import to_simulate
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import kept
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import canonical, find_user_code
-from memcalc.estimation.validate import Checked, check
+from memcalc.estimation.question import ResolvedPlan, canonical, check, find_user_code
 from memcalc.files import cache
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -74,7 +73,7 @@ class Answers:
         """Runs that were made; answers from the cache need none."""
         self._saved = {one.prediction.plan: one for one in saved}
         self._workers = workers
-        self._checked: dict[Plan, Checked | MemcalcError] = {}
+        self._checked: dict[Plan, ResolvedPlan | MemcalcError] = {}
         self._known: dict[Plan, Traced | Answer] = {}
         """All answers so far."""
         self._under_way: dict[tuple[Plan, bool], Future[Mapping[Plan, Traced | Answer]]] = {}
@@ -253,10 +252,10 @@ class Answers:
             with self._turn:
                 if traced:
                     return [_import_engine().trace(plan, **how)]
-                if plan.engine is not None and isinstance(checked, Checked):
+                if plan.engine is not None and isinstance(checked, ResolvedPlan):
                     from memcalc.estimation.serving import exact
 
-                    found = exact.answer(plan, checked.source)
+                    found = exact.answer(checked)
                     if found is not None:
                         return [found]
                 how |= {"counted": self._counted, "figures": self._figures}
@@ -275,9 +274,9 @@ class Answers:
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""
         checked = self._check_once(plan)
-        if not isinstance(answer, Prediction) or not isinstance(checked, Checked):
+        if not isinstance(answer, Prediction) or not isinstance(checked, ResolvedPlan):
             return answer
-        assumed = (*checked.notes, *answer.assumptions)
+        assumed = (*checked.notes_at(plan.seq), *answer.assumptions)
         missed = (*checked.uncounted, *answer.uncounted)
         return replace(answer, assumptions=assumed, uncounted=missed)
 
@@ -312,7 +311,7 @@ class Answers:
         if isinstance(answer, Prediction | Traced) and key is not None:
             kept.store(key, answer)
 
-    def _check_once(self, plan: Plan) -> Checked | MemcalcError:
+    def _check_once(self, plan: Plan) -> ResolvedPlan | MemcalcError:
         """Validate a plan, or return the error that refuses it; the result is remembered."""
         if plan not in self._checked:
             try:

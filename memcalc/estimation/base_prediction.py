@@ -8,21 +8,19 @@ from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, StateT
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, RuleOfThumb
 from memcalc.records.trace import Component, Trace, alive, program_end
-from memcalc.registry import Choice
-from memcalc.workload import layouts
 
 
 def build_prediction(
-    plan: Plan,
+    question: ResolvedPlan,
     inventory: Inventory,
-    choice: Choice,
     state: OptimizerState,
     phases: Sequence[PhasePeak],
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
     """Build a prediction of requested bytes from its phases' peaks and components."""
-    top = highest(phases)
+    plan, top = question.plan, highest(phases)
+    rule = question.choice.row.rule
     return Prediction(
         plan=plan,
         head=inventory.head,
@@ -39,7 +37,7 @@ def build_prediction(
         # The rules are for models; a script may train anything.
         rules_of_thumb=()
         if plan.command
-        else rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, choice.row.rule),
+        else rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, rule),
         method=method,
     )
 
@@ -75,7 +73,7 @@ def rules_of_thumb(
     )
 
 
-_UNDIVIDED = ("single", "ddp")
+UNDIVIDED = ("single", "ddp")
 """Layouts in which each GPU holds all of the state."""
 
 _SHARE = "this GPU's share of the state, from its run"
@@ -84,11 +82,6 @@ _OF_ITS_CODE = "from a run of the optimizer's own code; state in host memory is 
 
 NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
 """The optimizer of a plan that trains nothing."""
-
-
-def is_whole(plan: Plan) -> bool:
-    """Return True if each GPU holds all weights, gradients and optimizer state (no sharding)."""
-    return layouts.spread(plan).layout in _UNDIVIDED
 
 
 def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
@@ -100,14 +93,13 @@ def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
     """
     if question.plan.infers:
         return NO_STATE
-    choice = question.choice
-    whole = is_whole(question.plan)
+    choice, whole = question.choice, question.spread.layout in UNDIVIDED
     if whole and (choice.row.closed_form or not choice.traceable):
         return registry.compute_state(choice, trace.inventory.parameters, question.plan)
     held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
     return OptimizerState(
-        optimizer=question.choice.name,
-        implementation=question.choice.row.implementation,
+        optimizer=choice.name,
+        implementation=choice.row.implementation,
         tensors=tuple(
             StateTensor(
                 parameter=one.module,

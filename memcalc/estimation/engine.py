@@ -12,14 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from memcalc import registry
-from memcalc.catalog import models
 from memcalc.children import variables
 from memcalc.children.client import WARM, ForkServer
 from memcalc.engine import driver, environment, replay, simulated_gpu
 from memcalc.errors import EstimateError, took_too_long
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import find_user_code, look_up
+from memcalc.estimation.question import ResolvedPlan, find_user_code, look_up
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import Inventory
@@ -167,14 +165,14 @@ class Engine:
 
     def _run(self, plan: Plan, timeout: float, **request: Any) -> dict[str, Any]:
         """Run a plan in a fork, and again with added fields while the answer asks for it."""
-        hint = (models.find(plan.model).model_type, *_modules(plan))
+        question = look_up(plan)
+        hint = (question.source.model_type, *_modules(question))
+        gpu = {} if plan.target == "cpu" else simulated_gpu.settings(question.gpu, question.target)
         answer: dict[str, Any] = {"again": {"plan": encode(plan)}}
         while "again" in answer:
             request |= answer["again"]
             alone = bool(request.get("alone"))
-            with self._lend_server(
-                Releases.from_plan(plan), _gpu_settings(plan), alone=alone
-            ) as server:
+            with self._lend_server(Releases.from_plan(plan), gpu, alone=alone) as server:
                 try:
                     answer = server.ask(JOB, RUN, request, hint=hint, timeout=timeout)
                 except TimeoutError:
@@ -231,18 +229,13 @@ def _make_server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> For
     return ForkServer(EstimateError, own, kind=KIND, first=found.path)
 
 
-def _gpu_settings(plan: Plan) -> dict[str, str]:
-    """Return the environment variables that describe a plan's GPU; empty on the CPU."""
-    question = look_up(plan)
-    return {} if plan.target == "cpu" else simulated_gpu.settings(question.gpu, question.target)
-
-
-def _modules(plan: Plan) -> tuple[str, ...]:
+def _modules(question: ResolvedPlan) -> tuple[str, ...]:
     """Return the packages that a plan's run on a GPU imports, to be imported before the fork."""
+    plan = question.plan
     if plan.target == "cpu":
         return ()
     used = _LOOP_MODULES.get(plan.loop, ())
     if plan.adapters is not None:
         used = ("peft", *used)
-    quantizes = plan.scheme is not None or registry.of(plan).row.package == "bitsandbytes"
+    quantizes = plan.scheme is not None or question.choice.row.package == "bitsandbytes"
     return ("bitsandbytes", *used) if used or quantizes else ()

@@ -15,13 +15,11 @@ from memcalc.catalog.contexts import library_span, ranges, sum_spans
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.nccl import nccl_span
 from memcalc.engine.alloc_conf import AllocatorSettings
-from memcalc.estimation.question import torch_version
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.records.levels import Levels
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.records.replay import Card, Replay
 from memcalc.units import format_bytes
-from memcalc.workload import layouts
 
 CONTEXT = "CUDA context, before the first tensor"
 CODE = "code of kernels and handles of libraries"
@@ -37,7 +35,7 @@ versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
 
 def outside_span(
     gpu: Gpu | None,
-    plan: Plan | None = None,
+    question: ResolvedPlan | None = None,
     *,
     convolves: bool = False,
     groups: tuple[int, ...] = (),
@@ -47,10 +45,10 @@ def outside_span(
     ``convolves``: the model has convolutions, so cuDNN is loaded; ``groups``: the size of each
     group that communicates through NCCL, in addition to the groups of the plan's layout.
     """
-    named = _spans_by_name(gpu, plan, convolves=convolves)
+    named = _spans_by_name(gpu, question, convolves=convolves)
     total = named.pop(None)
-    if plan is not None and not plan.command:
-        groups = (*groups, *layouts.spread(plan).groups)
+    if question is not None and not question.plan.command:
+        groups = (*groups, *question.spread.groups)
     if groups:
         named[NCCL] = nccl_span(gpu, groups)
         total = sum_spans(total, named[NCCL])
@@ -61,7 +59,7 @@ def outside_span(
 
 
 def _spans_by_name(
-    gpu: Gpu | None, plan: Plan | None, *, convolves: bool
+    gpu: Gpu | None, question: ResolvedPlan | None, *, convolves: bool
 ) -> dict[str | None, Span]:
     """Return the byte ranges of context and kernel code by name, their total under None.
 
@@ -69,10 +67,10 @@ def _spans_by_name(
     """
     held = ranges(gpu)
     lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
-    if gpu is None or plan is None or plan.module_loading == "lazy":
+    if gpu is None or question is None or question.plan.module_loading == "lazy":
         return lazy
-    version = torch_version(plan.torch)
-    if plan.module_loading is None and version >= _SINCE_515:
+    loading, version = question.plan.module_loading, question.target.torch
+    if loading is None and version >= _SINCE_515:
         return lazy
     # All kernels of a library are loaded at once.
     assert held.eager is not None
@@ -82,7 +80,7 @@ def _spans_by_name(
     if library is not None:
         whole = sum_spans(bare, library)
         named[CUDNN] = library
-    if plan.module_loading == "eager":
+    if loading == "eager":
         return {**named, None: whole}
     more = max(whole.high - held.total.high, 0)
     old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole.source}")
@@ -117,15 +115,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return high, low
 
 
-def make_device(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
-    """Return a GPU as a device to fit, with its context; ``memory`` replaces its size."""
+def make_device(gpu: Gpu | None, question: ResolvedPlan | None = None) -> Device:
+    """Return a GPU as a device to fit, with its context, for a plan or for any."""
+    memory = question.memory if question is not None else None
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
     return Device(
         name=f"{name}{size}",
         capacity=capacity,
-        context=outside_span(gpu, plan),
+        context=outside_span(gpu, question),
     )
 
 

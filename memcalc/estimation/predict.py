@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.base_prediction import build_prediction, highest
 from memcalc.estimation.fits import judge, outside_span
@@ -55,9 +54,8 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
-    answer = _add_gpu_rungs(
-        _make_prediction(question, trace, state, phases, notes), trace, question.gpu
-    )
+    answer = _make_prediction(question, trace, state, phases, notes)
+    answer = _add_gpu_rungs(question, answer, trace)
     if crowded is not None:
         span = freed_cache_span(answer.peak.reserved or 0, reached.peaks.reserved)
         answer = replace(answer, allocator=span)
@@ -84,10 +82,9 @@ def _make_prediction(
 ) -> Prediction:
     """Return a prediction of requested bytes, with the components at the peak."""
     held = components(trace, highest_events(trace)[highest(phases).phase])
-    plan, inventory = question.plan, trace.inventory
     why = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return replace(
-        build_prediction(plan, inventory, question.choice, state, phases, held, "trace"),
+        build_prediction(question, trace.inventory, state, phases, held, "trace"),
         seq=trace.seq,
         gradients=find_peak(trace, Component.GRADIENTS),
         flops=trace.flops,
@@ -98,10 +95,10 @@ def _make_prediction(
     )
 
 
-def _add_gpu_rungs(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
+def _add_gpu_rungs(question: ResolvedPlan, answer: Prediction, trace: Trace) -> Prediction:
     """Add allocated, reserved and process memory of a GPU to a prediction."""
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
-    context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
+    context = outside_span(question.gpu, question, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     used = None
     if context.likely is not None:
@@ -117,7 +114,7 @@ def _add_gpu_rungs(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Predict
         context=context,
         uncounted=(*trace.uncounted, *answer.plan.unread, *UNCOUNTED),
         unknown=answer.unknown
-        if gpu is not None
+        if question.gpu is not None
         else {"process_used": "name a GPU with --gpu", **answer.unknown},
     )
 

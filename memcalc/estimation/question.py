@@ -1,43 +1,100 @@
-"""Looks up what a plan names: its optimizer, GPU and PyTorch, and the user's own code."""
+"""Looks up what a plan names, once, and checks it before anything heavy is imported."""
 
+import functools
 import os
 import re
+from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus, models
+from memcalc.catalog import gpus, inventory, models, positions, quantized
 from memcalc.catalog.gpus import Gpu, Target
+from memcalc.catalog.models import ModelSource
+from memcalc.catalog.positions import Lengths
 from memcalc.children import variables
 from memcalc.engine.alloc_conf import VARIABLES, AllocatorSettings, parse_alloc_conf
-from memcalc.errors import UsageError
+from memcalc.errors import SettingError, UsageError, blame_setting
+from memcalc.files import compiler
+from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EMULATED
 from memcalc.registry import Choice
 from memcalc.version import find_version
+from memcalc.workload import cache_layers, float8, layouts, liger, loops, parallel, tasks
+from memcalc.workload.layouts import Layout
+from memcalc.workload.loops import Loop
+from memcalc.workload.spread import Spread
+from memcalc.workload.tasks import Head
 
+_FLASH_ATTN_SINCE = (8, 0)
+"""The lowest compute capability that flash-attn supports."""
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
 """The GPU of a run that names none: an NVIDIA A100."""
 
 
-class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan with its optimizer, GPU and PyTorch looked up."""
+class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A plan with all that it names looked up; its model is looked up when first asked for.
+
+    A command has no model.
+    """
 
     plan: Plan
     choice: Choice
+    loop: Loop
+    layout: Layout
+    spread: Spread
     gpu: Gpu | None
     target: Target
+    settings: AllocatorSettings
+    """The allocator's settings, as the plan's PyTorch reads them."""
     memory: int | None = None
     """Bytes of the GPU, in place of its own."""
-    notes: tuple[str, ...]
-    """Assumptions about the model and the target, as sentences."""
+
+    @functools.cached_property
+    def source(self) -> ModelSource:
+        """The model and its config."""
+        with blame_setting("model"):
+            return models.find(self.plan.model)
+
+    @functools.cached_property
+    def head(self) -> Head:
+        """The model's class for the plan's task."""
+        with blame_setting("task"):
+            return tasks.choose(self.source, self.plan.task)
+
+    @functools.cached_property
+    def lengths(self) -> Lengths:
+        """The numbers of tokens per sample that the model takes."""
+        return positions.lengths(self.source.config or {})
 
     @property
-    def settings(self) -> AllocatorSettings:
-        """The allocator's settings, as the plan's PyTorch reads them."""
-        return parse_alloc_conf(self.plan.alloc_conf, torch=self.target.torch)
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability of the plan's GPU, or None on a CPU."""
+        return None if self.plan.target == "cpu" else self.target.capability
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions about the model and the target, as sentences."""
+        return (*(() if self.plan.command else self.source.notes), *_note_target(self))
+
+    def notes_at(self, seq: int | None) -> tuple[str, ...]:
+        """Return the notes on config and checkpoint for samples of ``seq`` tokens."""
+        config, revision = self.source.config, self.source.revision
+        commit = (f"the config is revision {revision} of the hub",) if revision else ()
+        return (
+            *self.plan.assumed,
+            *commit,
+            *positions.notes(config, seq),
+            *quantized.notes(config),
+        )
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The memory that is not counted because of the model's checkpoint."""
+        return quantized.uncounted_memory(self.source.config)
 
 
 def canonical(plan: Plan) -> Plan:
@@ -55,19 +112,100 @@ def canonical(plan: Plan) -> Plan:
 
 
 def look_up(plan: Plan, memory: int | None = None) -> ResolvedPlan:
-    """Look up the optimizer, GPU and PyTorch release that a plan names.
+    """Look up what a plan names.
 
     ``memory``: bytes of the GPU, in place of its own.
 
     Raises:
-        UsageError: it names something unknown.
+        SettingError: it names something unknown.
     """
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    target, notes = resolve(plan, gpu)
-    notes = (*models.notes(plan.model), *notes)
+    with blame_setting("torch"):
+        target = replace(ASSUMED, torch=torch_version(plan.torch))
+    with blame_setting("alloc_conf"):
+        settings = parse_alloc_conf(plan.alloc_conf, torch=target.torch)
+    with blame_setting("task"):
+        if plan.task != "auto":
+            tasks.find(plan.task)
+    with blame_setting("loop"):
+        loop = loops.of(plan)
+    with blame_setting("parallel"):
+        spread, layout = layouts.spread(plan), layouts.of(plan)
+    with blame_setting("optim"):
+        choice = registry.of(plan)
+    with blame_setting("gpu"):
+        gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    if gpu is not None:
+        target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     return ResolvedPlan(
-        plan=plan, choice=registry.of(plan), gpu=gpu, target=target, memory=memory, notes=notes
+        plan=plan,
+        choice=choice,
+        loop=loop,
+        layout=layout,
+        spread=spread,
+        gpu=gpu,
+        target=target,
+        settings=settings,
+        memory=memory,
     )
+
+
+def check(plan: Plan) -> ResolvedPlan:
+    """Validate a plan and look up its model, task, optimizer and GPU.
+
+    Raises:
+        SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
+            another setting does not allow.
+    """
+    found = check_names(plan)
+    if plan.command is not None:
+        why = f"A command runs as it is: type memcalc simulate -- {plan.command}"
+        raise SettingError("command", why)
+    source, head = found.source, found.head
+    quantized.check(plan, source, found.spread.layout, found.spread.world, found.capability)
+    if plan.liger:
+        liger.check(source)
+    if plan.compile and compiler.system_compiler() is None:
+        why = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
+        raise SettingError("compile", why)
+    if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
+        why = f"{source.name} chooses its attention itself: leave --attention out."
+        raise SettingError("attention", why)
+    refusal = found.lengths.refusal(source.name, plan.seq)
+    if refusal is not None:
+        raise SettingError("seq", refusal)
+    inventory.check(plan, source, head.name)
+    return found
+
+
+def check_names(plan: Plan) -> ResolvedPlan:
+    """Validate a plan's names except the model's, and look them up.
+
+    Raises:
+        SettingError: something is unknown, or has no meaning.
+    """
+    found = look_up(plan)
+    _check_flash_attn(found)
+    with blame_setting("optim"):
+        registry.check_precision(found.choice, plan)
+    parallel.check(plan, found.spread, found.layout, found.choice)
+    with blame_setting("cache"):
+        cache_layers.check(plan.cache)
+    if plan.float8 is not None:
+        float8.check(plan, found.gpu, found.layout)
+    return found
+
+
+def _check_flash_attn(question: ResolvedPlan) -> None:
+    """Raise SettingError where flash-attn itself would (``mha_fwd``, flash_api.cpp, 2.8.3)."""
+    plan, gpu = question.plan, question.gpu
+    if plan.attention != FLASH_ATTN:
+        return
+    if plan.precision in ("fp32", "tf32"):
+        why = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
+        raise SettingError("attention", why)
+    if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
+        why = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
+        raise SettingError("attention", why)
 
 
 def find_user_code(plan: Plan) -> str | None:
@@ -103,24 +241,17 @@ def shell_notes(plan: Plan) -> tuple[str, ...]:
     return (f"{listed} of this shell {verb} no part of an estimate{instead}",)
 
 
-def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
-    """Return the target (GPU properties and PyTorch release) of a plan, and notes on it.
-
-    Raises:
-        UsageError: the PyTorch version is not of the form 2.13.
-    """
-    target = replace(ASSUMED, torch=torch_version(plan.torch))
-    notes: tuple[str, ...] = ()
-    if plan.target == "cpu":
-        return target, notes
-    if gpu is None:
-        return target, ("an NVIDIA A100 (name yours with --gpu)",)
-    target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
-    if "bf16" in plan.precision and not target.architecture.bf16:
-        notes = (*notes, f"{EMULATED}; PyTorch emulates it, and attention keeps whole matrices")
-    if plan.precision == "tf32" and not target.architecture.tf32:
-        notes = (*notes, "this GPU has no TF32: its products run in fp32")
-    return target, notes
+def _note_target(question: ResolvedPlan) -> Iterator[str]:
+    """Yield notes on the GPU that is assumed, and on types that it does not compute in."""
+    precision, architecture = question.plan.precision, question.target.architecture
+    if question.plan.target == "cpu":
+        return
+    if question.gpu is None:
+        yield "an NVIDIA A100 (name yours with --gpu)"
+    if "bf16" in precision and not architecture.bf16:
+        yield f"{EMULATED}; PyTorch emulates it, and attention keeps whole matrices"
+    if precision == "tf32" and not architecture.tf32:
+        yield "this GPU has no TF32: its products run in fp32"
 
 
 def torch_version(text: str | None) -> tuple[int, int]:

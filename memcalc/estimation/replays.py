@@ -25,7 +25,7 @@ def find_device(question: ResolvedPlan) -> Device | None:
     """Return a plan's GPU as a device to fit, or None if it names no GPU and no size."""
     if question.gpu is None and question.memory is None:
         return None
-    return make_device(question.gpu, question.memory, question.plan)
+    return make_device(question.gpu, question)
 
 
 class Replays:

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.catalog import models
 from memcalc.children.child import Speaker
 from memcalc.engine import driver, ranks, replay, run, simulated_gpu
 from memcalc.engine import program as programs
@@ -39,7 +38,7 @@ from memcalc.records.prediction import Prediction
 from memcalc.records.replay import UNLIMITED, Play
 from memcalc.records.trace import Trace
 from memcalc.units import GIB, format_bytes
-from memcalc.workload import cache_layers, layouts, tasks
+from memcalc.workload import cache_layers, layouts
 from memcalc.workload.inventory import whole
 from memcalc.workload.job import Program
 from memcalc.workload.model import report_by_name
@@ -92,8 +91,8 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
                 raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
             return {"prediction": encode(_predict_serving(plan, speaker))}
         if request.get("inventory"):
-            source = models.find(plan.model)
-            return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
+            question = look_up(plan)
+            return {"inventory": encode(whole(question.source, question.head, plan))}
         simulated = SimulatedRun(look_up(plan, request.get("memory")), speaker, request)
         if "rank" in request:
             return {"trace": pack(simulated.trace(request["rank"]))}
@@ -178,7 +177,7 @@ class SimulatedRun:
             # The answer is from the first device of 2, 4, 8 times the size on which it fits.
             raise RetryRequestError(room=2 * max(self.room, GIB)) from None
         notes = [
-            *question.notes,
+            *question.assumptions,
             *stand_ins.list_notes(),
             *traced.assumptions,
             *_note_card_size(question, self.room),
@@ -195,7 +194,7 @@ class SimulatedRun:
     def _apply_settings(self, rank: int) -> Library | Missing | None:
         """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU."""
         plan, target = self.question.plan, self.question.target
-        spread = layouts.spread(plan)
+        spread = self.question.spread
         if plan.target == "cpu":
             if spread.world > 1:
                 ranks.join(rank, spread.world, "fake")
@@ -226,7 +225,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     """
     question = look_up(plan)
     assert question.gpu is not None
-    if (models.find(plan.model).config or {}).get("quantization_config"):
+    if (question.source.config or {}).get("quantization_config"):
         raise UsageError(
             f"The checkpoint {plan.model} is quantized, which the rules of engines do not follow: "
             f"{_ITSELF}, or leave --engine out."
@@ -270,7 +269,7 @@ def _note_card_size(question: ResolvedPlan, room: int) -> Iterator[str]:
 def _answer_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
     """Return the answer of the rank that needs most, or with a row for each rank."""
     question, traces = simulated.question, simulated.trace_ranks()
-    over, every = layouts.spread(question.plan), question.plan.rank == "all"
+    over, every = question.spread, question.plan.rank == "all"
     if len(traces) == 1 and not every:
         return _answer_run(question, next(iter(traces.values())), request, play)
     if over.stages == 1 and not every:

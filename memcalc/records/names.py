@@ -4,6 +4,8 @@ ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
 PLAIN_TENSORS = ("ddp", "zero1", "fsdp1")
 """Layouts of PyTorch that hand an optimizer plain tensors, which any kernel takes; no DTensors."""
+SHARDED = ("fsdp1", "fsdp2", "hsdp")
+"""Layouts that divide the weights of a base in 4 bit; others leave it whole, or cannot take it."""
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """How FSDP's first version shards, by accelerate's names and in its order."""
 PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")

@@ -228,7 +228,7 @@ class Run:
 
     def _make_request(self, rank: int | str | None, serving: Path, way: Way) -> Request:
         program = self._program
-        said = list(self._question.notes)
+        said = list(self._question.assumptions)
         if self._launch is not None and self._launch.assumed:
             said.append(self._launch.assumed)
         if program.left_out:

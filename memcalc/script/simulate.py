@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.errors import EstimateError
@@ -64,7 +63,8 @@ def simulate(
         served = simulate_server(server, plan, folder, quiet=quiet, timeout=timeout)
         return Simulated(ending=Ending(code=0), traced=None, served=served)
     program, launch = find_launched(plan, folder)
-    run = Run(look_up(plan), program, launch, folder)
+    question = look_up(plan)
+    run = Run(question, program, launch, folder)
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout, run.follows_values, run.uses_cudnn = timeout, follows_values, uses_cudnn
     began = time.monotonic()
@@ -72,15 +72,15 @@ def simulate(
     if (becomes := next(iter(ran.found.values())).ending.becomes) is not None:
         left = timeout - (time.monotonic() - began)
         return _simulate_next(becomes, plan, run.opened, quiet=quiet, timeout=left)
-    found = _run_again(run, ran, plan, began)
+    found = _run_again(run, ran, question, began)
     if found.traced is not None:
         keep(found.traced)
     return replace(found, opened=run.opened)
 
 
-def _run_again(run: Run, ran: Ran, plan: Plan, began: float) -> Simulated:
+def _run_again(run: Run, ran: Ran, question: ResolvedPlan, began: float) -> Simulated:
     """Run ranks again whose memory ran out or that numbers decided; combine them to one answer."""
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    gpu = question.gpu
     room = card_memory(gpu).room if gpu is not None else None
     each = {rank: _rerun_without_limit(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
@@ -92,7 +92,7 @@ def _run_again(run: Run, ran: Ran, plan: Plan, began: float) -> Simulated:
             return ran_again.found[rank]
 
         each[rank] = both_ways(one, again, time.monotonic() - began)
-    return each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
+    return each[0] if ran.answers is None else combine_ranks(each, ran.answers, question.plan)
 
 
 def _simulate_next(

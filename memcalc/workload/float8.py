@@ -9,15 +9,34 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from memcalc.catalog.gpus import Gpu
+from memcalc.errors import SettingError
+from memcalc.files import extras
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
+from memcalc.workload.layouts import Layout
 
 if TYPE_CHECKING:
     import torch
 
-SINCE = (8, 9)
+_SINCE = (8, 9)
 """The lowest compute capability with products in float8 (``torch._scaled_mm``)."""
 _TENSORWISE = "tensorwise"
+
+
+def check(plan: Plan, gpu: Gpu | None, layout: Layout) -> None:
+    """Raise SettingError if torchao, a GPU or the layout has no products in float8."""
+    missing = extras.lacking("--float8 needs", "torchao")
+    if missing is not None:
+        raise SettingError("float8", f"{missing}.")
+    if gpu is None or gpu.capability < _SINCE:
+        name = "an A100, which is assumed," if gpu is None else gpu.name
+        why = f"{name} computes no products in float8: type --gpu 4090, h100 or newer."
+        raise SettingError("float8", why)
+    plain = layout.name == "fsdp2" and plan.loop == "plain"
+    if layout.name not in ("single", "ddp") and not plain:
+        why = "float8 is for one GPU, ddp, or fsdp2 in the plain loop: leave it out."
+        raise SettingError("float8", why)
 
 
 def apply(model: torch.nn.Module, plan: Plan) -> None:

@@ -12,23 +12,36 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import UsageError
+from memcalc.catalog.models import ModelSource
+from memcalc.errors import SettingError, UsageError
+from memcalc.files import extras
 from memcalc.imports import line
 
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("triton", "liger_kernel")
+_PACKAGES = ("triton", "liger_kernel")
 """The packages that it needs."""
 _LOGGER = "liger_kernel.transformers.monkey_patch"
 _TABLE = "MODEL_TYPE_TO_APPLY_LIGER_FN = {"
 
 
+def check(source: ModelSource) -> None:
+    """Raise SettingError if Liger is not installed, or the model is not of transformers."""
+    if source.factory is not None:
+        why = f"liger is for models of transformers, and {source.name} is a callable: leave it out."
+        raise SettingError("liger", why)
+    for name in _PACKAGES:
+        missing = extras.lacking("--liger needs", name, "liger-kernel")
+        if missing is not None:
+            raise SettingError("liger", f"{missing} on Linux, which Triton is made for.")
+
+
 def knows(architecture: str | None) -> bool:
     """Return True if Liger is installed and has kernels for a model type, by its source text."""
-    if architecture is None or any(find_spec(name) is None for name in PACKAGES):
+    if architecture is None or any(find_spec(name) is None for name in _PACKAGES):
         return False
-    found = find_spec(PACKAGES[-1])
+    found = find_spec(_PACKAGES[-1])
     for folder in (found and found.submodule_search_locations) or ():
         try:
             code = Path(folder, *_LOGGER.split(".")[1:]).with_suffix(".py").read_text("utf-8")

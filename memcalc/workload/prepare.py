@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.names import AUTOCAST_DTYPES
+from memcalc.records.names import AUTOCAST_DTYPES, SHARDED
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
@@ -307,7 +307,7 @@ def _base_assumptions(plan: Plan) -> Iterator[str]:
             "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
             "fully_shard moves it to its GPU block by block; quantization scales are not sharded"
         )
-    elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
+    elif plan.scheme is not None and layouts.of(plan).name in SHARDED:
         yield (
             "each GPU loads the whole base before it is sharded, as transformers does; "
             "quantization scales are not sharded"

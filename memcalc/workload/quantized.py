@@ -19,6 +19,7 @@ from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings, 
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
+from memcalc.records.names import SHARDED
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
 from memcalc.workload.job import PRECISIONS
@@ -96,7 +97,7 @@ def make_config(plan: Plan) -> Any:
     settings = dict(BITSANDBYTES[plan.scheme or ""])
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = plan.bnb_4bit_compute_dtype or compute_dtype(plan)
-        if layouts.spread(plan).layout in layouts.SHARDED:
+        if layouts.spread(plan).layout in SHARDED:
             # FSDP asks for a float type.
             settings["bnb_4bit_quant_storage"] = compute_dtype(plan)
     return transformers.BitsAndBytesConfig(**settings)

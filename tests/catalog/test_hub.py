@@ -64,8 +64,9 @@ def hub():
 def ask(tmp_path):
     def run(endpoint, name, **more):
         code = (
-            "from memcalc.catalog.plan import make\nfrom memcalc.estimation.validate import check\n"
-            f"found = check(make({{'model': {name!r}}}))\nprint(found.source.config, found.notes)"
+            "from memcalc.catalog.plan import make\nfrom memcalc.estimation.question import check\n"
+            f"found = check(make({{'model': {name!r}}}))\n"
+            "print(found.source.config, found.notes_at(None))"
         )
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         environment.pop("HF_HUB_OFFLINE", None)

@@ -102,7 +102,7 @@ def test_a_bundled_model_answers_to_all_its_names(typed, found):
 )
 def test_another_name_is_understood_and_what_was_taken_is_said(typed, found):
     assert models.find(typed).name == found
-    (note,) = models.notes(typed)
+    (note,) = models.find(typed).notes
     assert found in note
     assert typed in note
 
@@ -133,7 +133,7 @@ def test_a_tuned_model_with_another_base_is_not_taken_for_a_bundled_one(name, mo
 
 
 def test_a_bundled_model_that_is_itself_tuned_says_nothing():
-    assert models.notes("TinyLlama/TinyLlama-1.1B-Chat-v1.0") == ()
+    assert models.find("TinyLlama/TinyLlama-1.1B-Chat-v1.0").notes == ()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from memcalc.catalog import models, quantized
 from memcalc.catalog.plan import make
 from memcalc.cli.options import make_plans
 from memcalc.errors import UsageError
-from memcalc.estimation.validate import check
+from memcalc.estimation.question import check
 from memcalc.workload.quantized import describe_dtypes, make_config
 
 NF4 = {
@@ -99,7 +99,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 def test_a_checkpoint_in_fp8_is_dequantized_where_transformers_does_so(model):
     path = model(FP8)
     for settings in ({}, {"gpu": "A100-40GB"}, {"target": "cpu"}, {"quant": "none", "gpu": "L4"}):
-        (said,) = check(make({"model": path, **settings})).notes
+        (said,) = check(make({"model": path, **settings})).notes_at(None)
         assert "FineGrainedFP8Config(dequantize=True)" in said
     with pytest.raises(UsageError, match=r"keeps it so: .* Triton .*--quant none dequantizes it"):
         check(make({"model": path, "gpu": "L4"}))
@@ -110,13 +110,13 @@ def test_a_checkpoint_in_fp8_is_dequantized_where_transformers_does_so(model):
 def test_a_checkpoint_in_mxfp4_is_dequantized_on_every_gpu():
     for settings in ({}, {"gpu": "L4"}, {"gpu": "T4"}, {"quant": "none"}, {"inference": True}):
         source = check(make({"model": "gpt-oss-20b", **settings}))
-        assert "Mxfp4Config(dequantize=True)" in source.notes[0]
+        assert "Mxfp4Config(dequantize=True)" in source.notes_at(None)[0]
     with pytest.raises(UsageError, match="is in mxfp4"):
         check(make({"model": "gpt-oss-20b", "preset": "qlora"}))
 
 
 def test_nothing_is_said_of_a_checkpoint_in_16_bit():
-    assert check(make({"model": "smollm2-135m", "quant": "none"})).notes == ()
+    assert check(make({"model": "smollm2-135m", "quant": "none"})).notes_at(None) == ()
 
 
 def test_a_composite_models_text_part_may_name_the_method():

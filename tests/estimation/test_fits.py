@@ -162,7 +162,7 @@ A100 = gpus.find("A100-40GB")
 
 def test_every_part_has_a_name_a_source_and_a_likely_figure_between_its_ends():
     for gpu in gpus.table():
-        span = outside_span(gpu, Plan(model="gpt2"))
+        span = outside_span(gpu, look_up(Plan(model="gpt2")))
         assert [part.name for part in span.parts] == [CONTEXT, CODE]
         for part in span.parts:
             assert part.source
@@ -173,8 +173,8 @@ def test_every_part_has_a_name_a_source_and_a_likely_figure_between_its_ends():
 
 
 def test_several_gpus_add_a_part_for_nccl():
-    span = outside_span(A100, Plan(model="gpt2", devices=4, parallel="ddp"))
-    alone = outside_span(A100, Plan(model="gpt2"))
+    span = outside_span(A100, look_up(Plan(model="gpt2", devices=4, parallel="ddp")))
+    alone = outside_span(A100, look_up(Plan(model="gpt2")))
     (part,) = (part for part in span.parts if part.name == NCCL)
     assert (span.low - alone.low, span.high - alone.high) == (part.low, part.high)
 
@@ -190,12 +190,14 @@ def test_all_kernels_at_the_start_take_more_than_those_that_are_used(name):
 
 
 def test_an_old_driver_may_load_all_kernels_where_an_old_pytorch_runs_on_it():
-    lazy = outside_span(A100, Plan(model="gpt2", torch="2.1"))
-    eager = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="eager"))
-    either = outside_span(A100, Plan(model="gpt2", torch="2.0"))
+    lazy = outside_span(A100, look_up(Plan(model="gpt2", torch="2.1")))
+    eager = outside_span(A100, look_up(Plan(model="gpt2", torch="2.0", module_loading="eager")))
+    either = outside_span(A100, look_up(Plan(model="gpt2", torch="2.0")))
     assert (either.low, either.likely, either.high) == (lazy.low, lazy.likely, eager.high)
     assert [part.name for part in either.parts] == [CONTEXT, CODE, OLD_DRIVER]
-    assert outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="lazy")) == lazy
+    assert (
+        outside_span(A100, look_up(Plan(model="gpt2", torch="2.0", module_loading="lazy"))) == lazy
+    )
 
 
 def test_a_full_gpu_gets_cached_blocks_back():
@@ -239,7 +241,7 @@ def test_a_gpu_for_a_run_on_the_cpu_is_refused():
 
 def test_a_run_on_the_cpu_is_not_said_to_have_the_kernels_of_a_gpu():
     assert not any(
-        "A100" in note for note in look_up(make({"model": "gpt2", "target": "cpu"})).notes
+        "A100" in note for note in look_up(make({"model": "gpt2", "target": "cpu"})).assumptions
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.errors import UsageError
-from memcalc.estimation.validate import check_names
+from memcalc.estimation.question import check_names
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
 from tests.evidence.judged import DEEPSPEED, all_of, named, runs, sample

@@ -10,7 +10,7 @@ import pytest
 import memcalc
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.validate import check
+from memcalc.estimation.question import check
 from memcalc.records.trace import Component
 from tests.conftest import ROOT
 

@@ -288,7 +288,7 @@ def test_the_rules_hold_what_vllm_itself_says(llama, monkeypatch):
     settings = {"engine": "vllm", "gpu": "h100", "precision": "bf16", "seq": 7936}
     settings["engine_args"] = {"enforce_eager": True}
     itself = estimate(llama, use_cache=False, **settings)
-    monkeypatch.setattr(exact, "answer", lambda plan, source: None)
+    monkeypatch.setattr(exact, "answer", lambda question: None)
     rules = estimate(llama, use_cache=False, **settings)
     assert itself.serving.ran
     assert not rules.serving.ran

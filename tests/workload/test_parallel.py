@@ -9,7 +9,7 @@ import transformers
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.validate import check_names
+from memcalc.estimation.question import check_names
 from memcalc.report.answer import blocks
 from memcalc.workload import layouts
 from memcalc.workload.pipeline import find_layers, make_stage

@@ -19,7 +19,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.fits import make_device
 from memcalc.estimation.predict import UNCOUNTED
-from memcalc.estimation.validate import check
+from memcalc.estimation.question import check, look_up
 from memcalc.records.fields import name_settings
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
@@ -163,8 +163,8 @@ def _copy_notes(found: Answer) -> dict[str, Any]:
 def _add_limits(so_far: _PartialAnswer, find: Collection[str], answers: Answers) -> None:
     """Add whether the plan fits its device, the largest batch and sequence, and the grid."""
     plan = so_far.answer.plan
-    gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
-    device = make_device(gpu, answers.memory, plan)
+    question = look_up(plan, answers.memory)
+    device = make_device(question.gpu, question)
     so_far.add(device=device.name, capacity=device.capacity, context=device.context)
     here = so_far.answer.here
     if here is None:

@@ -7,12 +7,11 @@ from msgspec.structs import replace
 
 from memcalc.advice import search
 from memcalc.advice.fit.records import Limit, Probe
-from memcalc.catalog import gpus, models, positions
-from memcalc.catalog.gpus import Architecture, architectures
+from memcalc.catalog.gpus import Architecture
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import margin
-from memcalc.estimation.question import ASSUMED
+from memcalc.estimation.question import look_up
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.workload import layouts
@@ -46,8 +45,7 @@ def read_probe(found: Prediction) -> Probe:
 
 def longest_seq(plan: Plan) -> int | None:
     """Return the longest sequence the model takes, or None if no limit is known."""
-    config = models.find(plan.model).config
-    named = positions.lengths(config).longest if config is not None else None
+    named = look_up(plan).lengths.longest
     return named - (plan.generate or 1) + 1 if named is not None else None
 
 
@@ -93,11 +91,8 @@ class LimitSearch:
             step=found.above - found.best if found.above and found.best else step,
             exact=True,
         )
-        gpu = self._plan.gpu
-        capability = gpus.find(gpu).capability if gpu else ASSUMED.capability
-        self._seen(
-            with_advice(self._limit, self._plan, self._here.seq, architectures()[capability])
-        )
+        architecture = look_up(self._plan).target.architecture
+        self._seen(with_advice(self._limit, self._plan, self._here.seq, architecture))
         return ""
 
     def _verdict(self, size: int) -> FitVerdict | None:

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Remedy
-from memcalc.catalog import gpus
 from memcalc.errors import MemcalcError
-from memcalc.estimation.analytic import least
-from memcalc.estimation.estimate import load_inventory
+from memcalc.estimation.analytic import least, load_inventory
 from memcalc.estimation.fits import cannot_fit, make_device
-from memcalc.estimation.validate import check
+from memcalc.estimation.question import check, look_up
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -94,4 +92,6 @@ class Floor:
         size = self.least(plan)
         if size is None or plan.gpu is None:
             return None
-        return size if cannot_fit(size, make_device(gpus.find(plan.gpu), plan=plan)) else None
+        question = look_up(plan)
+        device = make_device(question.gpu, question)
+        return size if cannot_fit(size, device) else None

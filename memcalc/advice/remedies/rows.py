@@ -23,9 +23,10 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.advice.remedies.records import Change, Remedy
-from memcalc.catalog import gpus, models
+from memcalc.catalog import gpus, models, quantized
 from memcalc.catalog.gpus import architectures
-from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
+from memcalc.estimation.question import look_up
+from memcalc.records import names
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
 from memcalc.records.values import USUAL_LORA, adapter
@@ -191,7 +192,7 @@ def of_layouts(plan: Plan) -> Iterator[Remedy]:
                     parallel=name,
                     parallel_args=(),
                 )
-    if spread.layout not in layouts.SHARDED:
+    if spread.layout not in names.SHARDED:
         return
     if plan.scheme is not None and "load" not in said:
         yield row(
@@ -357,10 +358,12 @@ def _quantize_changes(plan: Plan, **others: str) -> tuple[str, dict[str, Any]]:
 
 def _refuse_4_bit(plan: Plan) -> str | None:
     """Return why the model cannot be loaded in 4 bit, or None if it can."""
-    asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
-    refused = checkpoint_refusal(asked, source) is not None
-    quantized_already = "the checkpoint is quantized already, in another way" if refused else None
-    return quant_refusal(asked, source) or quantized_already
+    asked = look_up(replace(plan, quant="nf4-dq"))
+    source, over = asked.source, asked.spread
+    if refused := quantized.base_refusal(asked.plan, source, over.layout, over.world):
+        return refused
+    already = quantized.refusal(source.config or {}, source.name, "nf4-dq", asked.capability)
+    return "the checkpoint is quantized already, in another way" if already else None
 
 
 def _refuse_8_bit_states(plan: Plan, choice: Choice) -> str | None:

@@ -17,12 +17,11 @@ from memcalc.advice.remedies.records import Figures, Goal, Remedy, Search, Trial
 from memcalc.advice.remedies.rows import accumulate, accumulate_two, list_pieces
 from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.advice.search import Sample, largest
-from memcalc.catalog import models
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
+from memcalc.estimation.question import look_up
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.workload import tasks
 
 
 def search(
@@ -325,7 +324,7 @@ def candidates(plan: Plan) -> list[Remedy]:
     """
     if plan.command:
         return []
-    task = tasks.choose(models.find(plan.model), plan.task).task
+    task = look_up(plan).head.task
     if plan.infers:
         found = [*rows.of_kernels(plan), *rows.of_weights(plan)]
     else:

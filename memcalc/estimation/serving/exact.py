@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.catalog import gpus, positions
 from memcalc.catalog.models import ModelSource
 from memcalc.children.command import own_folder
 from memcalc.errors import EstimateError, MemcalcError
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.estimation.serving.run import python_with_vllm, start_vllm
 from memcalc.estimation.serving.started import convert_figures
 from memcalc.records.plan import Plan
@@ -26,18 +26,19 @@ def find_vllm(plan: Plan) -> str:
     return plan.vllm or python_with_vllm() or ""
 
 
-def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
+def answer(question: ResolvedPlan) -> Prediction | MemcalcError | None:
     """Start vLLM on the simulated GPU as a plan says; return its own figures or its error.
 
     Returns:
         ``None``: there is no vLLM here, or it did not start for a reason that is not the plan's.
     """
+    plan = question.plan
     if not find_vllm(plan):
         return None
     try:
         python = python_with_vllm(None, plan.vllm)
         assert python is not None
-        return _run_vllm(plan, source, python)
+        return _run_vllm(question, python)
     except EstimateError as error:
         if plan.vllm is not None:
             return error
@@ -47,16 +48,17 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
         return error
 
 
-def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
-    assert plan.gpu is not None
-    gpu = gpus.find(plan.gpu)
-    length = _count_tokens(plan, source)
+def _run_vllm(question: ResolvedPlan, python: str) -> Prediction:
+    plan, gpu = question.plan, question.gpu
+    assert gpu is not None
+    # Of the prompt, and generated ones.
+    length = (plan.seq or question.lengths.default) + (plan.generate or 0)
     tell(Progress(f"starting vLLM for {plan.model}: half a minute to two"))
     with (
         own_folder(in_cache=False) as scratch,
         open(scratch / "vllm.log", "w", encoding="utf-8") as log,
     ):
-        words = ["serve", *_model_arguments(source, scratch), *_options(plan)]
+        words = ["serve", *_model_arguments(question.source, scratch), *_options(plan)]
         found = start_vllm(
             [*words, "--port", "0", "--host", "127.0.0.1"],
             gpu,
@@ -67,12 +69,6 @@ def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
         )
     made = convert_figures(plan, gpu, found)
     return replace(made, seq=length - (plan.generate or 0))
-
-
-def _count_tokens(plan: Plan, source: ModelSource) -> int:
-    """Return the tokens of a sequence: of the prompt, and generated ones."""
-    usual = positions.lengths(source.config or {}).default
-    return (plan.seq or usual) + (plan.generate or 0)
 
 
 def _model_arguments(source: ModelSource, scratch: Path) -> Iterator[str]:

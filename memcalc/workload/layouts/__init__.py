@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 SINGLE = "single"
 DEFAULT = "ddp"
 """Of several GPUs without a layout."""
-SHARDED = ("fsdp1", "fsdp2", "hsdp")
-"""Layouts that divide the weights of a base in 4 bit; others leave it whole, or cannot take it."""
 _DIMENSIONS = {
     "pp": ("pp",),
     "ddp": ("dp_replicate",),
