@@ -6,20 +6,15 @@ checked on a card. A setting that the template cannot express is an error that n
 
 from typing import Any
 
-from memcalc import registry
-from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
-from memcalc.catalog import models
-from memcalc.catalog.models import ModelSource
-from memcalc.catalog.positions import lengths
+from memcalc.advice.suggest.snippets import lora_config, quantized_loading
 from memcalc.catalog.quantized import BITSANDBYTES
 from memcalc.dialects import trainer
 from memcalc.errors import UsageError
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.files import templates
 from memcalc.records.plan import Plan
 from memcalc.registry.build_arguments import LEARNING_RATE, list_arguments
 from memcalc.version import find_version
-from memcalc.workload import layouts, loops, tasks
-from memcalc.workload.tasks import Head
 
 STEPS = 4
 """Optimizer steps of a script: state is made in the first, and all that follow are alike."""
@@ -60,22 +55,20 @@ _DTYPES = {
 """Types of the weights and of autocast, empty: none."""
 
 
-def write(plan: Plan) -> str:
+def write(question: ResolvedPlan) -> str:
     """Return the text of a Python training script that does what the plan says.
 
     Raises:
         UsageError: no script expresses a setting of the plan.
     """
-    source = models.find(plan.model)
-    head = tasks.choose(source, plan.task)
-    _check_expressible(plan, source, head)
-    return templates.render(
-        "train.py.j2", {"literal": _write_literal}, **_variables(plan, source, head)
-    )
+    _check_expressible(question)
+    variables = _variables(question)
+    return templates.render("train.py.j2", {"literal": _write_literal}, **variables)
 
 
-def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
+def _check_expressible(question: ResolvedPlan) -> None:
     """Raise UsageError for a setting of the plan that no script expresses yet."""
+    plan, layout = question.plan, question.layout.name
     for field, option in _LEFT_OUT.items():
         if getattr(plan, field) != getattr(_PLAIN, field):
             raise UsageError(f"A script has no words for {option} yet: leave it out.")
@@ -83,7 +76,6 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError(
             f"A script has no words for --attention {plan.attention} yet: leave it out."
         )
-    layout = layouts.of(plan).name
     if layout not in _LAYOUTS or (layout == "fsdp2" and (plan.loop != "plain" or plan.adapters)):
         raise UsageError(
             f"A script of the {plan.loop} loop has no words for --parallel {plan.parallel} yet: "
@@ -98,7 +90,7 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
             "A script has no words for mixed precision under fsdp2 yet: choose --precision bf16 or "
             "fp32, or --parallel ddp."
         )
-    if source.factory is not None or head.task.name not in _TASKS:
+    if question.source.factory is not None or question.head.name not in _TASKS:
         raise UsageError(f"A script is written for {', '.join(_TASKS)}: {plan.model} is not.")
     if plan.scheme is not None and plan.scheme not in BITSANDBYTES:
         raise UsageError("A script quantizes by bitsandbytes: choose --quant nf4, fp4 or int8.")
@@ -106,11 +98,8 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError(
             "A script of the trainer loop has no words for --kv-cache yet: leave it out."
         )
-    if (
-        plan.loop == "trainer"
-        and registry.of(plan).row.package == "bitsandbytes"
-        and (not _is_named(plan))
-    ):
+    own = question.choice.row.package == "bitsandbytes" and not _is_named(plan)
+    if plan.loop == "trainer" and own:
         raise UsageError(
             f"A script of the trainer loop has no words for --optim {plan.optim} with its "
             f"arguments: choose one that the Trainer names, such as {', '.join(trainer.NAMED)}."
@@ -119,15 +108,16 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
 
 
-def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
+def _variables(question: ResolvedPlan) -> dict[str, Any]:
     """Return the variables of the template ``train.py.j2``."""
-    config, layout, name = source.config or {}, layouts.of(plan).name, head.class_name
+    plan, loop, layout = question.plan, question.loop, question.layout.name
+    name, padding = question.head.class_name, (question.source.config or {}).get("pad_token_id")
     weights, autocast = _DTYPES[plan.precision]
     cast = [] if weights == "float32" else [f"torch.{weights}"]
     placed = ['"cuda"'] if plan.loop != "trainer" and layout != "fsdp2" else []
     loader = "AutoConfig, " if layout == "fsdp2" else ""
-    loop = loops.of(plan)
-    optimizer, more = ("", {}) if plan.infers or _is_named(plan) else _write_optimizer(plan)
+    tensors, loading = _write_batch_tensors(question), _list_loading_arguments(question)
+    optimizer, more = ("", {}) if plan.infers or _is_named(plan) else _write_optimizer(question)
     return {
         "plan": plan,
         "layout": layout,
@@ -138,17 +128,17 @@ def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
         "weights": weights,
         "autocast": autocast,
         "scaled": plan.precision == "amp-fp16" and plan.loop == "plain",
-        "loading": _list_loading_arguments(plan, head, config),
+        "loading": [*loading, *quantized_loading(plan)],
         "moved": [] if plan.scheme else [*placed, *cast],
         "prepared": plan.scheme is not None and plan.kbit_prepare,
         "adapters": lora_config(plan.adapters).replace("'", '"') if plan.adapters else "",
         "options": [f"{key}={value!r}" for key, value in plan.parallel_args],
-        "tensors": _write_batch_tensors(plan, head, config),
-        "has_padding_token": config.get("pad_token_id") is not None,
+        "tensors": tensors,
+        "has_padding_token": padding is not None,
         "optimizer": optimizer,
         "norm": loop.clip_to(plan),
         "keeps_outputs": loop.keep_outputs(plan),
-        "trainer": _list_trainer_arguments(plan) if plan.loop == "trainer" else {},
+        "trainer": _list_trainer_arguments(question) if plan.loop == "trainer" else {},
         "imports": {
             "os.environ": "import os",
             "Accelerator(": "from accelerate import Accelerator",
@@ -170,9 +160,9 @@ def _is_named(plan: Plan) -> bool:
     return plan.loop == "trainer" and trainer.optimizer_name(plan) is not None and not more
 
 
-def _list_trainer_arguments(plan: Plan) -> dict[str, Any]:
+def _list_trainer_arguments(question: ResolvedPlan) -> dict[str, Any]:
     """Return the arguments of ``TrainingArguments``."""
-    decay = registry.of(plan).given.get("weight_decay")
+    plan, decay = question.plan, question.choice.given.get("weight_decay")
     evaluates = {
         "eval_strategy": "steps",
         "eval_steps": STEPS,
@@ -189,26 +179,24 @@ def _list_trainer_arguments(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _list_loading_arguments(plan: Plan, head: Head, config: dict[str, Any]) -> list[str]:
-    """Return ``from_pretrained``'s arguments as Python code, without name and dtype."""
+def _list_loading_arguments(question: ResolvedPlan) -> list[str]:
+    """Return ``from_pretrained``'s arguments for a head as Python code."""
+    task, config = question.head.task, question.source.config or {}
     found = []
-    if head.task.num_labels is not None:
-        found.append(f"num_labels={head.task.num_labels}")
-    if head.task.by_last_token and config.get("pad_token_id") is None:
+    if task.num_labels is not None:
+        found.append(f"num_labels={task.num_labels}")
+    if task.by_last_token and config.get("pad_token_id") is None:
         found.append("pad_token_id=0")
-    if plan.attention == "eager":
+    if question.plan.attention == "eager":
         found.append('attn_implementation="eager"')
-    if plan.scheme is not None:
-        settings = ", ".join(bitsandbytes_arguments(plan))
-        found += [f"quantization_config=BitsAndBytesConfig({settings})", 'device_map={"": 0}']
     return found
 
 
-def _write_batch_tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict[str, str]:
+def _write_batch_tensors(question: ResolvedPlan) -> dict[str, str]:
     """Return Python code that makes each tensor of a random batch, by tensor name."""
-    task, place = head.task, "" if plan.loop == "trainer" else ', device="cuda"'
-    known = lengths(config)
-    seq = int(known.exact or plan.seq or known.default)
+    plan, task, config = question.plan, question.head.task, question.source.config or {}
+    place = "" if plan.loop == "trainer" else ', device="cuda"'
+    seq = int(question.lengths.exact or plan.seq or question.lengths.default)
     text = config.get("text_config")
     size = (text if isinstance(text, dict) else config).get("vocab_size")
     vocabulary = size if isinstance(size, int) else 1000
@@ -230,13 +218,13 @@ def _write_batch_tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict
     return found
 
 
-def _write_optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
+def _write_optimizer(question: ResolvedPlan) -> tuple[str, dict[str, str]]:
     """Return Python code that makes the optimizer, and the import it needs.
 
     It is a call of the constructor; for the Trainer, which makes groups of parameters itself, it is
     the class and its arguments.
     """
-    choice = registry.of(plan)
+    choice, trains = question.choice, question.plan.loop == "trainer"
     module, _, name = choice.row.implementation.rpartition(".")
     own = module == "torch.optim"
     called = f"torch.optim.{name}" if own else name
@@ -245,7 +233,6 @@ def _write_optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
         key: f"torch.{value}" if key.endswith("_dtype") else _write_literal(value)
         for key, value in settings.items()
     }
-    trains = plan.loop == "trainer"
     if trains:
         shown.pop("weight_decay", None)  # It has a name in the Trainer's own arguments.
         arguments = ", ".join(f'"{key}": {value}' for key, value in shown.items())

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from memcalc import dialects, registry
+from memcalc import dialects
 from memcalc.catalog.plan import make
 from memcalc.catalog.settings import merge_recipe
 from memcalc.dialects import edit, trainer
@@ -16,9 +16,6 @@ from memcalc.records.values import format_scalar
 _UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
 
-_SAME: tuple[set[str | None], ...] = ({None, "none"},)
-"""Values of fields that mean the same."""
-
 
 def rewrite(file: str, plan: Plan) -> str:
     """Return a recipe file's text, changed to express a plan.
@@ -30,51 +27,41 @@ def rewrite(file: str, plan: Plan) -> str:
     """
     path = Path(file).expanduser()
     before = read_text(path)
-    dialect, data = dialects.parse(before, path)
-    found = dialect.read(data, file, {"devices": plan.devices})
-    old, new = dialect.write(_make_plan(found, plan)), dialect.write(plan)
+    dialect, found, old_plan = _read_plan(before, path, file, plan)
+    old, new = dialect.write(old_plan), dialect.write(plan)
     changes = {
         found.spelled.get(key, key): new.get(key)
         for key in dict.fromkeys([*new, *old])
         if new.get(key) != old.get(key)
     }
     changed = edit.change_keys(before, path.suffix, changes)
-    return "".join(f"# {line}\n" for line in _list_unwritten(changed, path, file, plan)) + changed
-
-
-def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
-    """Return a comment line for each setting of a plan that the recipe cannot express."""
     if path.suffix == ".json":
-        return []
-    dialect, data = dialects.parse(changed, path)
+        return changed
     try:
-        again = _make_plan(dialect.read(data, file, {"devices": plan.devices}), plan)
+        *_, again = _read_plan(changed, path, file, plan)
+        left_out = _list_unwritten(plan, again)
     except UsageError as error:
-        return [f"memcalc does not read this back: {error}"]
-    differ = [
-        name
+        left_out = [f"memcalc does not read this back: {error}"]
+    return "".join(f"# {line}\n" for line in left_out) + changed
+
+
+def _list_unwritten(plan: Plan, again: Plan) -> list[str]:
+    """Return a comment line for each setting of a plan that its recipe, read again, has not."""
+    meant, read = trainer.settle(plan, plan.loop), trainer.settle(again, plan.loop)
+    return [
+        f"not in this recipe: {name} = {_show_value(getattr(plan, name))}"
         for name in FIELDS
-        if name not in _UNWRITTEN_FIELDS
-        and {getattr(again, name), getattr(plan, name)} not in _SAME
-        and getattr(again, name) != getattr(plan, name)
+        if name not in _UNWRITTEN_FIELDS and getattr(read, name) != getattr(meant, name)
     ]
-    if plan.loop == "trainer":
-        # The Trainer keeps neither by default.
-        off = {name for name in ("keep_outputs", "kv_cache") if not getattr(plan, name)}
-        differ = [name for name in differ if name not in off]
-    if "optim" in differ and registry.of(again).row == registry.of(plan).row:
-        differ.remove("optim")
-    named = trainer.optimizer_name(plan)
-    if plan.loop == "trainer" and named and named == trainer.optimizer_name(again):
-        differ = [name for name in differ if name not in ("optim", "optim_args")]
-    return [f"not in this recipe: {name} = {_show_value(getattr(plan, name))}" for name in differ]
 
 
-def _make_plan(found: dialects.Recipe, plan: Plan) -> Plan:
-    """Make the plan of a recipe with the GPUs, task and model of another plan."""
+def _read_plan(text: str, path: Path, file: str, plan: Plan) -> tuple[Any, dialects.Recipe, Plan]:
+    """Read a recipe's text: its dialect, its keys, and its plan on another plan's GPUs."""
+    dialect, data = dialects.parse(text, path)
+    found = dialect.read(data, file, {"devices": plan.devices})
     given = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
     given |= {} if found.settings.get("model") else {"model": plan.model}
-    return make(merge_recipe(found, given))
+    return dialect, found, make(merge_recipe(found, given))
 
 
 def _show_value(value: Any) -> str:

@@ -9,7 +9,7 @@ from memcalc.cli.command import say
 from memcalc.cli.options import make_plans, with_plan
 from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
-from memcalc.cli.recipes import recipe_output, write_recipe
+from memcalc.cli.recipes import format_plan, recipe_output
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import add_advice, answers
 from memcalc.records.plan import Plan
@@ -17,13 +17,6 @@ from memcalc.records.prediction import Prediction
 from memcalc.records.trace import EMULATED
 from memcalc.report.rows import name_differences
 from memcalc.units import format_bytes
-
-
-def train_script(plan: Plan) -> str:
-    """Return a plan as the text of a training script."""
-    from memcalc.advice.train_script import write
-
-    return write(plan)
 
 
 def _compare_with_fp16(found: Prediction) -> Prediction:
@@ -58,12 +51,11 @@ def command(
     """Predict what one training step costs, by component and by phase."""
     file = output.file
     recipe = recipe_output(settings, file)
-    script = file if file is not None and file.suffix == ".py" else None
-    out = output.choose_format("predictions", beside=bool(recipe or script))
+    beside = recipe is not None or (file is not None and file.suffix == ".py")
+    out = output.choose_format("predictions", beside=beside)
     plans = make_plans(settings)
-    if (recipe or script) is not None and len(plans) > 1:
+    if beside and len(plans) > 1:
         raise UsageError("A recipe or script is of one plan: give each option one value.")
-    text = train_script(plans[0]) if script is not None else ""
     if lengths is not None:
         _check_lengths(lengths, plans, out.format, method)
     found: list[Prediction] = []
@@ -83,11 +75,10 @@ def command(
     if lengths is not None:
         found = [_replay_lengths(found[0], lengths)]
     found = [_compare_with_fp16(one) for one in found] if len(found) == 1 else found
+    text = format_plan(found[0].plan, recipe) if beside else ""
     out.deliver(found)
-    if recipe is not None:
-        write_recipe(recipe, plans[0], file)
-    if script is not None:
-        put(text, script)
+    if beside:
+        put(text, file)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]

@@ -11,7 +11,7 @@ from memcalc.advice.explain.failed_request import align
 from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.output import Output, put, width
 from memcalc.cli.progress import progress
-from memcalc.cli.recipes import recipe_output, write_recipe
+from memcalc.cli.recipes import format_plan, recipe_output
 from memcalc.cli.saved import check_alone, keep_last, locate, plans_in, read_result, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
@@ -75,7 +75,8 @@ def command(
         _print_timeline(plans[0], Answers(use_cache=not no_cache, saved=kept))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
-        write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output.file)
+        changed = best.figures.plan if best and best.figures else plans[0]
+        put(format_plan(changed, recipe), output.file)
     if under is not None and best is None:
         raise typer.Exit(1)
 

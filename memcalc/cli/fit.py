@@ -5,9 +5,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.cli.options import make_plan, with_plan
-from memcalc.cli.output import Output
+from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
-from memcalc.cli.recipes import recipe_output, write_recipe
+from memcalc.cli.recipes import format_plan, recipe_output
 from memcalc.errors import UsageError
 
 _AXES = ("batch", "seq")
@@ -60,7 +60,7 @@ def command(
         if largest is None or largest.best is None:
             raise UsageError("No batch or sequence fits: nothing is written.")
         size = {largest.axis: largest.value(largest.best)}
-        write_recipe(recipe, replace(plan, **size), output.file)
+        put(format_plan(replace(plan, **size), recipe), output.file)
 
 
 def _parse_axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

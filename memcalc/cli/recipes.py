@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import dialects
-from memcalc.cli.output import put
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
 
@@ -34,8 +33,17 @@ def recipe_output(settings: Mapping[str, Any], output: Path | None) -> str | Non
     return file
 
 
-def write_recipe(file: str, plan: Plan, output: Path | None) -> None:
-    """Write a recipe file's text, changed to express a plan, to a file or stdout."""
-    from memcalc.catalog.rewrite import rewrite
+def format_plan(plan: Plan, recipe: str | None) -> str:
+    """Return a plan as the text of its recipe file with changes, or as a training script.
 
-    put(rewrite(file, plan), output)
+    Raises:
+        UsageError: the recipe cannot be read, or no script expresses the plan.
+    """
+    if recipe is not None:
+        from memcalc.catalog.rewrite import rewrite
+
+        return rewrite(recipe, plan)
+    from memcalc.advice.train_script import write
+    from memcalc.estimation.question import look_up
+
+    return write(look_up(plan))

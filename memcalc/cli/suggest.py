@@ -14,7 +14,7 @@ from memcalc.cli.command import say
 from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
-from memcalc.cli.recipes import find_recipe, recipe_output, write_recipe
+from memcalc.cli.recipes import find_recipe, format_plan, recipe_output
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 
@@ -72,7 +72,7 @@ def command(
     if best is None:
         raise typer.Exit(1)
     if recipe is not None:
-        write_recipe(recipe, best.plan, file)
+        put(format_plan(best.plan, recipe), file)
     if script is not None:
         write_scripts(found, script)
 
@@ -96,21 +96,19 @@ def _write_snippet(plan: Plan, program: str, recipe: str | None, output: Path | 
     from memcalc.advice.suggest.snippets import is_written_for, snippet
 
     if recipe is not None and is_written_for(program, recipe):
-        write_recipe(recipe, plan, output)
+        put(format_plan(plan, recipe), output)
     else:
         put(snippet(plan, program), output)
 
 
 def write_scripts(found: Suggestions, output: Path) -> None:
     """Write a training script for each way that fits, or say why a way has no script."""
-    from memcalc.advice.train_script import write
-
     for one in found.fitting:
         assert one.figures is not None
         lean = " lean" if found.gpu is None and one.remedies else ""
         key = f"{one.way.key}{lean}".replace(" ", "-")
         try:
-            put(write(one.figures.plan), output.with_name(f"{output.stem}-{key}.py"))
+            put(format_plan(one.figures.plan, None), output.with_name(f"{output.stem}-{key}.py"))
         except UsageError as error:
             say(f"no script for {one.way.title}: {error}")
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed, fsdp
 from memcalc.dialects.format import read_format
@@ -252,6 +254,18 @@ def optimizer_name(plan: Plan) -> str | None:
     if row == "adamw":
         return "adamw_torch_fused" if dict(plan.optim_args).get("fused") else "adamw_torch"
     return row if row.startswith("adamw_torch") else _OPTIMIZERS.get(row)
+
+
+def settle(plan: Plan, loop: str) -> Plan:
+    """Return a plan with one name for each thing and, in the Trainer's loop, its defaults."""
+    row = registry.of(plan).row
+    settled = replace(plan, optim=row.name, lora=plan.adapters, quant=plan.scheme)
+    if loop != "trainer":
+        return settled
+    named = optimizer_name(plan)
+    known = {"optim": named, "optim_args": ()} if named else {}
+    outputs, cache = bool(plan.keep_outputs), bool(plan.kv_cache)
+    return replace(settled, keep_outputs=outputs, kv_cache=cache, **known)
 
 
 def write(plan: Plan) -> dict[str, Any]:

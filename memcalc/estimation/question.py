@@ -29,7 +29,7 @@ from memcalc.workload.spread import Spread
 from memcalc.workload.tasks import Head
 
 _FLASH_ATTN_SINCE = (8, 0)
-"""The lowest compute capability that flash-attn supports."""
+"""The lowest compute capability that flash-attn supports (``mha_fwd``, flash_api.cpp, 2.8.3)."""
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
 """The GPU of a run that names none: an NVIDIA A100."""
@@ -184,28 +184,21 @@ def check_names(plan: Plan) -> ResolvedPlan:
         SettingError: something is unknown, or has no meaning.
     """
     found = look_up(plan)
-    _check_flash_attn(found)
+    gpu, flash = found.gpu, plan.attention == FLASH_ATTN
+    if flash and plan.precision in ("fp32", "tf32"):
+        why = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
+        raise SettingError("attention", why)
+    if flash and gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
+        why = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
+        raise SettingError("attention", why)
     with blame_setting("optim"):
         registry.check_precision(found.choice, plan)
     parallel.check(plan, found.spread, found.layout, found.choice)
     with blame_setting("cache"):
         cache_layers.check(plan.cache)
     if plan.float8 is not None:
-        float8.check(plan, found.gpu, found.layout)
+        float8.check(plan, gpu, found.layout)
     return found
-
-
-def _check_flash_attn(question: ResolvedPlan) -> None:
-    """Raise SettingError where flash-attn itself would (``mha_fwd``, flash_api.cpp, 2.8.3)."""
-    plan, gpu = question.plan, question.gpu
-    if plan.attention != FLASH_ATTN:
-        return
-    if plan.precision in ("fp32", "tf32"):
-        why = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
-        raise SettingError("attention", why)
-    if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
-        why = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
-        raise SettingError("attention", why)
 
 
 def find_user_code(plan: Plan) -> str | None:

@@ -9,6 +9,7 @@ from memcalc.advice.train_script import write
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
+from memcalc.estimation.question import look_up
 from memcalc.script.simulate import make_plan, simulate
 from memcalc.workload import loops
 
@@ -81,7 +82,7 @@ def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plan = make({**PLANS[name], "gpu": "A100-80GB"})
-    (tmp_path / "train.py").write_text(write(plan))
+    (tmp_path / "train.py").write_text(write(look_up(plan)))
     python = [sys.executable]
     if plan.devices > 1:
         python = ["torchrun", f"--nproc-per-node={plan.devices}"]
@@ -96,7 +97,7 @@ def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_
 @pytest.mark.parametrize("name", ["plain", "trainer", "qlora", "ddp", "generated"])
 def test_a_script_is_short_and_says_how_to_start_it(name):
     plan = make({**PLANS[name], "gpu": "A100-80GB"})
-    text = write(plan)
+    text = write(look_up(plan))
     compile(text, "train.py", "exec")
     assert len(text.splitlines()) <= 70
     start = "torchrun --nproc-per-node 2" if plan.devices > 1 else "python"
@@ -116,7 +117,7 @@ def test_a_script_is_short_and_says_how_to_start_it(name):
 )
 def test_what_no_script_expresses_is_named(settings, named):
     with pytest.raises(UsageError, match=named):
-        write(make({"model": GPT2, **settings}))
+        write(look_up(make({"model": GPT2, **settings})))
 
 
 SETTINGS = {
@@ -138,13 +139,13 @@ def test_a_setting_is_in_the_script_or_named_as_left_out(name, loop):
     refused = ""
     try:
         changed = make({**plan, name: SETTINGS[name]})
-        text = write(changed)
+        text = write(look_up(changed))
     except UsageError as error:
         refused = str(error)
     if refused:
         assert name.replace("_", "-") in refused.replace("_", "-")
     elif (name, SETTINGS[name]) not in loops.find(loop).fixed:
-        assert text != write(make(plan))
+        assert text != write(look_up(make(plan)))
 
 
 def test_a_command_writes_the_script_beside_its_answer(tmp_path, capsys, monkeypatch):

@@ -73,6 +73,14 @@ def lora_config(adapters: str) -> str:
     return f"LoraConfig(r={found.r}, lora_alpha={found.alpha:g}, {dropout}target_modules={named})"
 
 
+def quantized_loading(plan: Plan) -> list[str]:
+    """Return the arguments of ``from_pretrained`` that quantize a base, as Python code."""
+    if plan.scheme is None:
+        return []
+    settings = ", ".join(bitsandbytes_arguments(plan))
+    return [f"quantization_config=BitsAndBytesConfig({settings})", 'device_map={"": 0}']
+
+
 def bitsandbytes_arguments(plan: Plan) -> list[str]:
     """Return the keyword arguments of ``BitsAndBytesConfig`` as Python code."""
     found = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme or ""].items()]

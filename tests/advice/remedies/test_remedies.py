@@ -96,7 +96,7 @@ def offered(**settings):
         ({}, "kv cache", True),
         ({"kv_cache": False}, "kv cache", False),
         ({"checkpointing": True}, "kv cache", False),
-        ({"alloc_conf": "expandable_segments: true"}, "expandable", False),
+        ({"alloc_conf": "expandable_segments:True"}, "expandable", False),
     ],
 )
 def test_a_remedy_is_there_unless_the_plan_has_it_already(change, key, there):
