@@ -11,7 +11,7 @@ from memcalc.dialects.recipe import read_text
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
-from memcalc.records.values import format_scalar
+from memcalc.records.values import format_setting
 
 _UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
@@ -49,7 +49,7 @@ def _list_unwritten(plan: Plan, again: Plan) -> list[str]:
     """Return a comment line for each setting of a plan that its recipe, read again, has not."""
     meant, read = trainer.settle(plan, plan.loop), trainer.settle(again, plan.loop)
     return [
-        f"not in this recipe: {name} = {_show_value(getattr(plan, name))}"
+        f"not in this recipe: {name} = {format_setting(getattr(plan, name))}"
         for name in FIELDS
         if name not in _UNWRITTEN_FIELDS and getattr(read, name) != getattr(meant, name)
     ]
@@ -62,9 +62,3 @@ def _read_plan(text: str, path: Path, file: str, plan: Plan) -> tuple[Any, diale
     given = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
     given |= {} if found.settings.get("model") else {"model": plan.model}
     return dialect, found, make(merge_recipe(found, given))
-
-
-def _show_value(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(f"{key}={one}" for key, one in value) or "none"
-    return format_scalar(value)

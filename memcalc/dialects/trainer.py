@@ -24,7 +24,7 @@ from memcalc.dialects.recipe import (
 from memcalc.dialects.weights import read_lora, read_quant
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.records.values import scalar
+from memcalc.records.values import adapter, scalar
 
 NAME = "TrainingArguments"
 STRONG = (
@@ -259,11 +259,13 @@ def optimizer_name(plan: Plan) -> str | None:
 def settle(plan: Plan, loop: str) -> Plan:
     """Return a plan with one name for each thing and, in the Trainer's loop, its defaults."""
     row = registry.of(plan).row
-    settled = replace(plan, optim=row.name, lora=plan.adapters, quant=plan.scheme)
+    adapters = None if plan.adapters is None else repr(adapter(plan.adapters))
+    settled = replace(plan, optim=row.name, lora=adapters, quant=plan.scheme)
     if loop != "trainer":
         return settled
     named = optimizer_name(plan)
-    known = {"optim": named, "optim_args": ()} if named else {}
+    more = tuple(pair for pair in plan.optim_args if pair[0] != "fused")
+    known = {"optim": named, "optim_args": more} if named else {}
     outputs, cache = bool(plan.keep_outputs), bool(plan.kv_cache)
     return replace(settled, keep_outputs=outputs, kv_cache=cache, **known)
 

@@ -53,6 +53,14 @@ def format_scalar(value: Scalar) -> str:
     return repr(value)
 
 
+def format_setting(value: Any) -> str:
+    """Return the value of a plan's field as people write it; pairs as ``name=value``."""
+    if isinstance(value, tuple):
+        pairs = (f"{one[0]}={one[1]}" if isinstance(one, tuple) else str(one) for one in value)
+        return ", ".join(pairs) or "none"
+    return format_scalar(value)
+
+
 _FLASH_ATTN = (
     "Of flash-attn's kernels those of version 2 are known: type --attention flash_attention_2, or "
     "--attention flash for PyTorch's own build of them."

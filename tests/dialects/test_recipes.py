@@ -434,6 +434,9 @@ def test_what_a_recipe_has_no_word_for_is_a_comment(written):
     fused = {"optim": "adamw_torch", "optim_args": {"fused": True}, "keep_outputs": False}
     text = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", **fused}))
     assert text == AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch_fused")
+    larger = {"optim": "adamw_torch", "optim_args": {"amsgrad": True}}
+    text = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", **larger}))
+    assert text.startswith("# not in this recipe: optim_args = amsgrad=True\n")
 
 
 def test_a_budget_file_names_a_recipe_from_its_own_folder(written):

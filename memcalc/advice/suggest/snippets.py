@@ -5,6 +5,8 @@ A setting that the program lacks is a comment, so that nothing of the plan is dr
 
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from memcalc import dialects, registry
 from memcalc.catalog import models
 from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings
@@ -20,9 +22,10 @@ from memcalc.dialects import (
 )
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
+from memcalc.records.fields import FIELDS
 from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
 from memcalc.records.plan import Plan
-from memcalc.records.values import adapter
+from memcalc.records.values import adapter, format_setting
 
 
 class Program(NamedTuple):
@@ -62,6 +65,15 @@ PROGRAMS = {
 }
 
 
+_ELSEWHERE = frozenset(
+    """
+    model task gpu devices rank target torch transformers steps weights module_loading loop assumed
+    unread
+    """.split()
+)
+"""Fields of a plan that its program is told elsewhere, or need not be."""
+_OFF_IN_TRAINERS = frozenset(("keep_outputs", "kv_cache"))
+"""Fields that are off by default wherever the program brings the loop."""
 _OPTIMIZER_KEYS = {"optim", "optimizer", "optimizer._component_"}
 
 
@@ -101,11 +113,27 @@ def is_written_for(program: str, file: str) -> bool:
 def snippet(plan: Plan, program: str) -> str:
     """Return the plan as a settings file or Python code of one of ``PROGRAMS``, to copy.
 
+    A setting that changes nothing in the text is a comment at its end.
+
     Raises:
         UsageError: there is no such program.
     """
     if program not in PROGRAMS:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")
+    text, usual = _render(plan, program), Plan()
+    off = frozenset[str]() if program == "accelerate" else _OFF_IN_TRAINERS
+    silent = (
+        name
+        for name in FIELDS
+        if name not in _ELSEWHERE
+        and not (name in off and not getattr(plan, name))
+        and getattr(plan, name) != getattr(usual, name)
+        and _render(replace(plan, **{name: getattr(usual, name)}), program) == text
+    )
+    return text + "".join(f"# {name}: {format_setting(getattr(plan, name))}\n" for name in silent)
+
+
+def _render(plan: Plan, program: str) -> str:
     known = PROGRAMS[program]
     settings = known.dialect.write(plan)
     # A checkpoint that is quantized says itself how.

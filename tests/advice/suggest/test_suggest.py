@@ -325,3 +325,23 @@ def test_what_a_program_has_no_word_for_is_a_comment(program):
     text = snippet(plan, program)
     for word in ("tp=4", "fp4", "norm of 1.0", "4 pieces"):
         assert word in text
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention", "eager"),
+        ("optim_args", {"amsgrad": True}),
+        ("eval", 3),
+        ("resume", True),
+        ("seq", 99),
+        ("padding", True),
+        ("compile", "default"),
+        ("cudnn_benchmark", True),
+        ("freeze", "*.embed_tokens.*"),
+    ],
+)
+def test_no_setting_of_a_plan_is_dropped(program, name, value):
+    plan = {"model": MODEL, "loop": "accelerate" if program == "accelerate" else "trainer"}
+    assert snippet(make({**plan, name: value}), program) != snippet(make(plan), program)
