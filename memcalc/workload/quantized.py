@@ -9,7 +9,7 @@ import contextlib
 import copy
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,9 @@ def load(
                 None,
                 config=config,
                 state_dict={name: _Slice(name, one, make) for name, one in checkpoint.items()},
-                quantization_config=make_config(plan) if already is None else None,
+                quantization_config=make_config(plan, new_layers(model, plan))
+                if already is None
+                else None,
                 device_map={"": device},
                 dtype=compute_dtype(plan),
             )
@@ -88,13 +90,30 @@ def load(
     return loaded
 
 
-def make_config(plan: Plan) -> Any:
-    """Make the ``quantization_config`` of ``from_pretrained`` for the plan's scheme."""
+def new_layers(model: Any, plan: Plan) -> list[str]:
+    """Return the parts of a model that its checkpoint does not hold, such as a classifier.
+
+    transformers 5.23 quantizes no weight that a checkpoint lacks; where it puts bitsandbytes's
+    layer around one, the forward fails. People name such layers in ``llm_int8_skip_modules``.
+    """
+    saved = (models.find(plan.model).config or {}).get("architectures")
+    if not saved or type(model).__name__ in saved or model.get_output_embeddings() is not None:
+        return []
+    return [name for name, _ in model.named_children() if name != model.base_model_prefix]
+
+
+def make_config(plan: Plan, skipped: Sequence[str] = ()) -> Any:
+    """Make the ``quantization_config`` of ``from_pretrained`` for the plan's scheme.
+
+    ``skipped``: the parts of the model that bitsandbytes leaves as they are.
+    """
     transformers = importlib.import_module("transformers")
     if plan.scheme in TORCHAO:
         package = importlib.import_module("torchao.quantization")
         return transformers.TorchAoConfig(getattr(package, TORCHAO[plan.scheme])())
-    settings = dict(BITSANDBYTES[plan.scheme or ""])
+    settings: dict[str, Any] = dict(BITSANDBYTES[plan.scheme or ""])
+    if skipped:
+        settings["llm_int8_skip_modules"] = list(skipped)
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = plan.bnb_4bit_compute_dtype or compute_dtype(plan)
         if layouts.spread(plan).layout in SHARDED:
@@ -216,7 +235,9 @@ def make_checkpoint(model: torch.nn.Module, plan: Plan) -> Checkpoint:
         model = copy.deepcopy(model)
         quantize(model, settings, _saved_dtype(models.find(plan.model).config, compute_dtype(plan)))
     loading = importlib.import_module("transformers.core_model_loading")
-    reverted: Checkpoint = loading.revert_weight_conversion(model, state_without_ties(model))
+    new = tuple(f"{name}." for name in new_layers(model, plan))
+    state = {k: one for k, one in state_without_ties(model).items() if not k.startswith(new)}
+    reverted: Checkpoint = loading.revert_weight_conversion(model, state)
     return reverted
 
 

@@ -6,10 +6,12 @@ import json
 import pytest
 import torch
 
+from memcalc.advice.train_script import write
 from memcalc.catalog import models, quantized
 from memcalc.catalog.plan import make
 from memcalc.cli.options import make_plans
 from memcalc.errors import UsageError
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.question import check
 from memcalc.workload.quantized import describe_dtypes, make_config
 
@@ -245,3 +247,17 @@ def test_only_a_quantized_base_is_loaded_on_the_host_before_it_is_divided():
         check(make(over))
     with pytest.raises(UsageError, match="load=gpu is not cpu"):
         check(make({**over, "quant": "nf4", "parallel_args": {"load": "gpu"}}))
+
+
+def test_a_head_that_no_checkpoint_holds_is_not_quantized(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "vocab_size": 500}  # fmt: skip
+    bert = json.loads(models.list_bundled_files()["bert-base-cased"].read_text())
+    path = tmp_path / "bert.json"
+    path.write_text(json.dumps({**bert, **sizes}))
+    plan = make({"model": str(path), "quant": "nf4", "precision": "bf16", "batch": 1, "seq": 16})
+    said = " ".join(Answers().predict_one(plan).assumptions)
+    # Six of each layer, and the pooler; not the classifier.
+    assert "13 linear layers are quantized" in said
+    with pytest.raises(UsageError, match="new head"):
+        write(check(plan))
