@@ -257,7 +257,10 @@ def optimizer_name(plan: Plan) -> str | None:
 
 
 def settle(plan: Plan, loop: str) -> Plan:
-    """Return a plan with one name for each thing and, in the Trainer's loop, its defaults."""
+    """Return a plan with one name for each thing and, under the Trainer's loop, its defaults.
+
+    So two plans that a recipe of the Trainer cannot tell apart become equal.
+    """
     row = registry.of(plan).row
     adapters = None if plan.adapters is None else repr(adapter(plan.adapters))
     settled = replace(plan, optim=row.name, lora=adapters, quant=plan.scheme)

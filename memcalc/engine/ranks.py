@@ -109,7 +109,7 @@ def ranks_to_run(program: Program) -> tuple[int, ...]:
     """
     plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
     if plan.rank not in (None, "all"):
-        return (layouts.chosen_rank(plan.rank, layouts.spread(plan).world),)
+        return (layouts.chosen_rank(plan.rank, spread.world),)
     if spread.stages > 1:
         return tuple(range(0, spread.world, spread.world // spread.stages))
     even = layout.even is None or layout.even(program.model, spread)

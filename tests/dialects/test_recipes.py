@@ -437,6 +437,10 @@ def test_what_a_recipe_has_no_word_for_is_a_comment(written):
     larger = {"optim": "adamw_torch", "optim_args": {"amsgrad": True}}
     text = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", **larger}))
     assert text.startswith("# not in this recipe: optim_args = amsgrad=True\n")
+    # The Trainer's loop has no KV cache, unless the recipe asks for one.
+    (written / "cached.yaml").write_text(f"{LLAMAFACTORY}use_cache: true\n")
+    text = rewrite("cached.yaml", make({"model": "cached.yaml", "kv_cache": False}))
+    assert text.startswith("# not in this recipe: kv_cache = false\n")
 
 
 def test_a_budget_file_names_a_recipe_from_its_own_folder(written):
