@@ -75,10 +75,10 @@ def command(
     if lengths is not None:
         found = [_replay_lengths(found[0], lengths)]
     found = [_compare_with_fp16(one) for one in found] if len(found) == 1 else found
-    text = format_plan(found[0].plan, recipe) if beside else ""
     out.deliver(found)
     if beside:
-        put(text, file)
+        # What no script expresses is said beside the answer, which is kept.
+        put(format_plan(found[0].plan, recipe), file)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]
