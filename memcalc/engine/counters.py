@@ -13,7 +13,7 @@ from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.notes import Gap, Interval, Notebook, Notes
 from memcalc.engine.patches import Around, Patches
-from memcalc.records.levels import Levels
+from memcalc.records.levels import highest
 from memcalc.records.trace import Component, Phase, PhaseReading
 
 _C: Any = torch._C
@@ -129,7 +129,7 @@ class Counters(Notebook):
     def peak_interval(self, *notes: Notes) -> int:
         """Return the index of the interval with the highest allocated peak on these GPUs."""
         numbered = (pair for one in notes for pair in enumerate(one.intervals))
-        return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
+        return max(numbered, key=lambda pair: pair[1].peaks.allocated, default=(0, None))[0]
 
     def _open_interval(self, phase: Phase, step: int, line: str) -> None:
         for number, notes in enumerate(self.notes):
@@ -186,9 +186,7 @@ class Counters(Notebook):
 
     def _raise_peaks(self, interval: Interval, stats: Any, counted: str) -> None:
         """Raise an interval's peaks to a GPU's counters; ``counted``: current or peak."""
-        for rung in Levels.__struct_fields__:
-            found = stats[f"{rung}_bytes"]["all"][counted]
-            setattr(interval, rung, max(getattr(interval, rung), found))
+        interval.peaks = highest(interval.peaks, internals.levels_in(stats, counted))
 
     # ---- the history
 

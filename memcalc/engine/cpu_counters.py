@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.counters import Counters, History
@@ -91,7 +92,8 @@ class CpuCounters(Counters):
         notes.profiled = 0, len(times) + 1
         notes.counted = ("requested",)
         for interval in notes.intervals:
-            interval.requested = max(levels[interval.begin : interval.end + 1])
+            highest = max(levels[interval.begin : interval.end + 1])
+            interval.peaks = replace(interval.peaks, requested=highest)
 
     def histories(self) -> list[tuple[Notes, History]]:
         """Return the CPU's notes with its allocations and frees as entries of a history."""

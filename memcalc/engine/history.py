@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memcalc.engine import nccl_traffic, source_lines, torch_internals
 from memcalc.engine.absences import Absence, take_away
@@ -266,20 +267,18 @@ class Timeline:
         Raises:
             EstimateError: they differ.
         """
-        for interval in self._notes.intervals:
-            if not interval.kept:
-                continue
-            begin, levels = interval.begin, self._levels
-            inside = max(levels[begin + 1 : interval.end + 1], default=0)
+        for interval in (one for one in self._notes.intervals if one.kept):
+            begin, end, levels = interval.begin, interval.end + 1, self._levels
+            inside, counted = max(levels[begin + 1 : end], default=0), interval.peaks.requested
             # It is unknown whether late blocks were freed before the phase began or after.
             least = max(inside, self._lower.get(begin, levels[begin]))
             most = max(inside, levels[begin])
-            if not least <= interval.requested <= most:
+            if not least <= counted <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
-                    f"and its counters show {interval.requested:,}."
+                    f"and its counters show {counted:,}."
                 )
-            interval.requested = max(self._of_tensors[begin : interval.end + 1])
+            interval.peaks = replace(interval.peaks, requested=max(self._of_tensors[begin:end]))
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
         """Return the trace of the blocks; ``more``: the trace's other fields."""
@@ -377,7 +376,7 @@ class Timeline:
         return nccl_traffic.count_sent(before, intervals[inside[-1]].given)
 
 
-class _Block(msgspec.Struct):
+class _Block(Struct):
     """A block of the allocator, with the labels known so far."""
 
     address: int

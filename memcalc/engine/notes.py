@@ -28,16 +28,14 @@ Owner = tuple[str, str, str]
 
 
 class Interval(msgspec.Struct, kw_only=True):
-    """A phase of a step, between two moments; peaks in bytes, by PyTorch's own counters."""
+    """A phase of a step, between two moments."""
 
     phase: Phase
     step: int
     begin: int
     end: int = -1
-    requested: int = 0
-    allocated: int = 0
-    active: int = 0
-    reserved: int = 0
+    peaks: Levels = Levels(requested=0, allocated=0, active=0, reserved=0)
+    """By PyTorch's own counters."""
     kept: bool = True
     """True if the allocator's history covers it."""
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
@@ -122,7 +120,7 @@ class Notes:
 
     def reading(self, one: Interval) -> PhaseReading:
         """Return the peaks of a phase."""
-        peaks = {rung: getattr(one, rung) for rung in self.counted}
+        peaks = {rung: getattr(one.peaks, rung) for rung in self.counted}
         return PhaseReading(step=one.step, phase=one.phase, **peaks)
 
     def readings(self) -> tuple[PhaseReading, ...]:

@@ -172,13 +172,13 @@ def retries() -> int:
 
 def levels(kind: str = "current") -> Levels:
     """Return the first GPU's requested, allocated, active and reserved bytes, or their peaks."""
-    stats = _C._cuda_memoryStats(0)
-    return Levels(
-        requested=stats["requested_bytes"]["all"][kind],
-        allocated=stats["allocated_bytes"]["all"][kind],
-        active=stats["active_bytes"]["all"][kind],
-        reserved=stats["reserved_bytes"]["all"][kind],
-    )
+    return levels_in(_C._cuda_memoryStats(0), kind)
+
+
+def levels_in(stats: Any, kind: str) -> Levels:
+    """Return the levels in a GPU's counters; ``kind``: current or peak."""
+    rungs = Levels.__struct_fields__
+    return Levels(**{rung: stats[f"{rung}_bytes"]["all"][kind] for rung in rungs})
 
 
 def use_one_thread() -> None:

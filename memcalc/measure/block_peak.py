@@ -47,6 +47,6 @@ class BlockPeak:
         self._patches.undo()
         first = [notes.intervals[0] for notes in self._counters.notes]
         if not self._cuda:
-            return first[0].requested
-        peaks = [int(getattr(one, self._metric)) for one in first]
+            return first[0].peaks.requested
+        peaks = [int(getattr(one.peaks, self._metric)) for one in first]
         return max(peak - start for peak, start in zip(peaks, self._start, strict=True))

@@ -229,7 +229,7 @@ def _note_varying_steps(intervals: Sequence[Interval], alike: range) -> tuple[st
     for at, one in enumerate(intervals):
         of_batch = one.phase in (Phase.FORWARD, Phase.BACKWARD) and at <= whole.get(one.step, -1)
         if one.step in alike and of_batch:
-            peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
+            peaks[one.step] = max(peaks.get(one.step, 0), one.peaks.requested)
     found = [*peaks.values()]
     # What the first leaves behind is alive in all others.
     found = found[1:] if len(found) > 2 else found

@@ -192,7 +192,7 @@ class _UserTraining(Seen):
         """Keep the phases of the first steps, of the highest and of the last before this one."""
         if torch.cuda.is_initialized():
             intervals = self.recording.counters.intervals
-            highest = max(intervals, key=lambda one: one.allocated).step
+            highest = max(intervals, key=lambda one: one.peaks.allocated).step
             kept = {*range(_KEPT_STEPS), highest, step - 1, step}
             intervals[:] = [one for one in intervals if one.step in kept]
         elif step == _MOST_STEPS:
