@@ -99,35 +99,32 @@ def asked_for(plan: Plan) -> str:
 
 def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
     """Return a plan's settings that differ from the defaults, in one line."""
-    optim, precision, batch = (
-        "" if name in without else text
-        for name, text in (
-            ("optim", plan.optim),
-            ("precision", plan.precision),
-            ("batch", f"batch {plan.batch}"),
-        )
-    )
-    tokens = f"{seq} tokens" if seq is not None and "seq" not in without else ""
-    size = " x ".join(filter(None, (batch, tokens)))
-    base = f"{plan.scheme} base" if plan.scheme else ""
-    adapters = f"LoRA {plan.adapters}" if plan.adapters else ""
+    named = {
+        "optim": "" if plan.infers else plan.optim,
+        "precision": plan.precision,
+        "batch": f"batch {plan.batch}",
+        "seq": f"{seq} tokens" if seq is not None else "",
+    }
+    shown = {name: "" if name in without else text for name, text in named.items()}
+    does = ""
     if plan.infers:
-        does = "one forward pass"
-        does = does if plan.generate is None else f"{plan.generate} tokens generated"
-        cache = f"{plan.cache} cache" if plan.cache != "dynamic" else ""
-        beams = f"{plan.beams} beams" if plan.beams > 1 else ""
-        rest = _list_settings(plan, without)
-        return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams, *rest)))
+        does = "one forward pass" if plan.generate is None else f"{plan.generate} tokens generated"
+    # What trains stands in no plan of inference, and a cache in none of a training.
     parts = [
-        *(optim, precision, size),
+        does or shown["optim"],
+        shown["precision"],
+        " x ".join(filter(None, (shown["batch"], shown["seq"]))),
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
-        *(base, adapters),
+        f"{plan.scheme} base" if plan.scheme else "",
+        f"LoRA {plan.adapters}" if plan.adapters else "",
+        f"{plan.cache} cache" if plan.cache != "dynamic" else "",
+        f"{plan.beams} beams" if plan.beams > 1 else "",
         "Liger kernels" if plan.liger else "",
         f"float8 ({plan.float8})" if plan.float8 else "",
         f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
-        f"{plan.devices} GPUs" if plan.devices > 1 else "",
+        f"{plan.devices} GPUs" if plan.devices > 1 and not plan.infers else "",
         loops.find(plan.loop).title,
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
@@ -138,19 +135,11 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
 
 
 _DESCRIBED = {
-    *("model", "task", "preset", "recipe", "command", "inputs", "gpu", *COMPARED, *FILES),
-    *("grad_accum", "checkpointing", "quant", "lora", "liger", "float8", "compile", "parallel"),
-    *(
-        "devices",
-        "loop",
-        "optim_in_backward",
-        "resume",
-        "eval",
-        "generate",
-        "inference",
-        "cache",
-        "beams",
-    ),
+    *COMPARED,
+    *FILES,
+    *"model task preset recipe command inputs gpu grad_accum checkpointing quant lora".split(),
+    *"liger float8 compile parallel devices loop optim_in_backward resume eval".split(),
+    *"generate inference cache beams".split(),
 }
 """Fields that a plan's line describes in words, or that stand elsewhere."""
 
