@@ -163,9 +163,11 @@ INSTALLS = """
 import sys
 from pathlib import Path
 sys.path.append({root!r})
-from memcalc.engine.environment.uv import open_venv
-with open_venv(Path({folder!r})) as uv:
-    uv.install({{}}, "nothing")
+from memcalc.children.command import vanishing
+from memcalc.engine.environment.uv import Uv
+folder = Path({folder!r})
+with vanishing(folder):
+    Uv(folder).install({{}}, "nothing")
 """
 
 

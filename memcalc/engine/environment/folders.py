@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from memcalc.engine.environment.uv import Uv, list_sizes, open_venv, size_text, sum_sizes
-from memcalc.errors import EstimateError, UsageError
-from memcalc.files import cache, lock
+from memcalc.children import command
+from memcalc.engine.environment.uv import Uv, list_sizes, size_text, sum_sizes
+from memcalc.errors import EstimateError
+from memcalc.files import cache
 from memcalc.files.offline import HOW, is_offline
 from memcalc.files.untrusted_values import reason
 from memcalc.records.progress import Progress, tell
@@ -90,8 +91,11 @@ def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Pat
             for left in (one for one, marker in existing().items() if marker is None):
                 # By a memcalc that was killed, or damaged.
                 shutil.rmtree(left, ignore_errors=True)
-            with open_venv(path) as uv:
+            path.mkdir()
+            with command.vanishing(path):
+                uv = Uv(path)
                 fill(uv)
+                shutil.rmtree(uv.scratch, ignore_errors=True)
             _write_marker(path)
         except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)
@@ -106,6 +110,8 @@ def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Pat
 @contextlib.contextmanager
 def _hold_lock() -> Iterator[None]:
     """Hold the lock for making environments, or raise why the cache cannot be used."""
+    from filelock import FileLock, Timeout
+
     place = parent()
     if os.pathsep in str(place):
         raise EstimateError(
@@ -114,29 +120,31 @@ def _hold_lock() -> Iterator[None]:
         )
     try:
         place.mkdir(parents=True, exist_ok=True)
-        writable = os.access(place, os.W_OK)
     except OSError as error:
         raise EstimateError(
             f"Cannot make {place}: {reason(error)}; set MEMCALC_CACHE to a folder that can be "
             "written."
         ) from None
-    if not writable:
+    lock = FileLock(place / "install.lock", poll_interval=0.02)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            tell(Progress("another memcalc is making an engine environment: waiting for it"))
+            lock.acquire(timeout=_PATIENCE)
+    except Timeout:
+        raise EstimateError(
+            f"Another memcalc has held {place} for an hour: end it, or set MEMCALC_CACHE to "
+            "another folder."
+        ) from None
+    except OSError:
         raise EstimateError(
             f"{place} cannot be written: set MEMCALC_CACHE to a folder that can be."
-        )
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock.hold(place / "install"))
-        except UsageError:
-            tell(Progress("another memcalc is making an engine environment: waiting for it"))
-            try:
-                stack.enter_context(lock.hold(place / "install", patience=_PATIENCE))
-            except UsageError:
-                raise EstimateError(
-                    f"Another memcalc has held {place} for an hour: end it, or set MEMCALC_CACHE "
-                    "to another folder."
-                ) from None
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _require_room(needed: float, what: str) -> None:

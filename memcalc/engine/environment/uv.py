@@ -48,14 +48,15 @@ class UnsolvableError(EstimateError):
 class Uv:
     """uv on this machine, which fills a venv; it leaves nothing outside the venv's folder."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        """Make a venv of a folder; ``scratch`` takes what is downloaded.
+    def __init__(self, folder: Path) -> None:
+        """Make a venv of a folder; ``scratch`` in it takes what is downloaded.
 
         Raises:
             EstimateError: uv is not here and cannot be fetched.
         """
-        self.folder, self._scratch = folder, scratch
-        self._variables, self._options = _make_settings(scratch)
+        self.folder, self.scratch = folder, folder / ".installing"
+        self.scratch.mkdir()
+        self._variables, self._options = _make_settings(self.scratch)
         self._uv = _find_uv() or self._fetch_uv()
         venv = ("venv", "--allow-existing", "--python", sys.executable)
         self._run_command([*self._uv, *venv, str(folder)])
@@ -82,7 +83,7 @@ class Uv:
             UnsolvableError: no releases fit.
             EstimateError: the indexes cannot be asked.
         """
-        asked, left_out, pins = (self._scratch / name for name in ("in", "without", "out"))
+        asked, left_out, pins = (self.scratch / name for name in ("in", "without", "out"))
         asked.write_text("\n".join(requirements))
         left_out.write_text("\n".join(excluded))
         pins.write_text("\n".join(f"{name}=={version}" for name, version in preferred.items()))
@@ -117,7 +118,7 @@ class Uv:
                 "Neither uv nor pip is here to fetch packages: type "
                 f"{sys.executable} -m ensurepip once."
             )
-        target = self._scratch / "uv"
+        target = self.scratch / "uv"
         tell(Progress("fetching uv, which makes the environment"))
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile"]
         self._run_command([*pip, "--target", str(target), "uv"])
@@ -125,7 +126,7 @@ class Uv:
 
     def _run_command(self, arguments: Sequence[str], what: str = "") -> None:
         """Run a command to its end, and report the bytes that it has fetched; raise if it fails."""
-        log = self._scratch / "log"
+        log = self.scratch / "log"
         with open(log, "wb") as out:
             # Not in the user's folder: a pip.py there would be run in place of pip.
             process = command.start(
@@ -135,14 +136,14 @@ class Uv:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=self._variables,
-                cwd=self._scratch,
+                cwd=self.scratch,
             )
             try:
                 while process.poll() is None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL)
                     if what:
-                        tell(Progress(f"{what}: {size_text(sum_sizes(self._scratch))} fetched"))
+                        tell(Progress(f"{what}: {size_text(sum_sizes(self.scratch))} fetched"))
             finally:
                 if process.poll() is None:
                     command.end(process)
@@ -150,24 +151,6 @@ class Uv:
             said = log.read_text(encoding="utf-8", errors="replace")
             tool = "pip" if arguments[1:3] == ["-m", "pip"] else "uv"
             raise _make_error(tool, process.returncode, said)
-
-
-@contextlib.contextmanager
-def open_venv(folder: Path) -> Iterator[Uv]:
-    """Make a new venv and yield uv to fill it with; delete the downloads afterwards.
-
-    If this process is killed meanwhile, the folder is deleted too.
-
-    Raises:
-        EstimateError: uv is not here and cannot be fetched.
-    """
-    scratch = folder / ".installing"
-    scratch.mkdir(parents=True)
-    with command.vanishing(folder):
-        try:
-            yield Uv(folder, scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def find_site(folder: Path) -> Path:
