@@ -8,14 +8,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
 
 
 class Torch(msgspec.Struct, frozen=True):
@@ -48,10 +48,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     """As its metadata spells them, with their markers."""
     distribution: Distribution
 
-    def requirements(self, extra: str = "") -> Iterator[Requirement]:
-        """Yield the requirements that apply on this machine, also of an extra."""
-        found = (_parse_requirement(text, extra) for text in self.requires)
-        yield from (one for one in found if one is not None)
+    def requirements(self, extra: str = "") -> Iterator[tuple[str, SpecifierSet]]:
+        """Yield names and versions of what it requires on this machine, also for an extra."""
+        yield from filter(None, (_parse_requirement(text, extra) for text in self.requires))
 
     def modules(self) -> tuple[str, ...]:
         """Return the names of the modules that the package installs."""
@@ -73,22 +72,31 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def _parse_requirement(text: str, extra: str) -> Requirement | None:
+def _parse_requirement(text: str, extra: str) -> tuple[str, SpecifierSet] | None:
     """Parse a requirement; return None if it is invalid or its marker excludes this machine."""
     from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
 
     try:
         found = Requirement(text)
     except InvalidRequirement:
         return None
-    return found if found.marker is None or found.marker.evaluate({"extra": extra}) else None
+    if found.marker is not None and not found.marker.evaluate({"extra": extra}):
+        return None
+    return canonicalize_name(found.name), found.specifier
 
 
 def torch_in(path: Sequence[str]) -> Torch | None:
     """Find the PyTorch that these folders as ``sys.path`` import, without importing it; or None."""
-    spec = importlib.machinery.PathFinder.find_spec("torch", list(path))
-    if spec is None and path is sys.path:
-        spec = _find_editable()
+    # An editable PyTorch has a finder of its own.
+    here = path is sys.path
+    finders: Sequence[Any] = sys.meta_path if here else [importlib.machinery.PathFinder]
+    specs = (
+        one.find_spec("torch", None if here else list(path))
+        for one in finders
+        if hasattr(one, "find_spec")
+    )
+    spec = next(filter(None, specs), None)
     return torch_at(spec.origin) if spec is not None and spec.origin is not None else None
 
 
@@ -108,46 +116,29 @@ def torch_at(origin: str) -> Torch | None:
     return Torch(str(root), version, value("cuda")) if version else None
 
 
-def _find_editable() -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of an editable PyTorch, or None without one."""
-    for finder in sys.meta_path:
-        if finder is importlib.machinery.PathFinder or not hasattr(finder, "find_spec"):
-            continue
-        if (spec := finder.find_spec("torch", None)) is not None:
-            return spec
-    return None
-
-
 def packages(path: Iterable[str]) -> dict[str, Package]:
     """Return the distributions in folders by normalized name; of two the one imported."""
     from importlib.metadata import distributions
+
+    from packaging.utils import canonicalize_name
 
     found: dict[str, Package] = {}
     for one in distributions(path=list(path)):
         if not one.read_text("METADATA"):
             continue
         head = one.metadata
-        name, version = normal(head["Name"] or ""), head["Version"]
+        name, version = canonicalize_name(head["Name"] or ""), head["Version"]
         if name and version and name not in found:
             requires = tuple(head.get_all("Requires-Dist") or ())
             found[name] = Package(name=name, version=version, requires=requires, distribution=one)
     return found
 
 
-def normal(name: str) -> str:
-    """Return a distribution's name as PyPI normalizes it."""
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(name)
-
-
-def accepts_version(requirement: Requirement, version: str | None) -> bool:
-    """Return True if a version meets a requirement; None: it is not installed."""
+def accepts_version(specifier: SpecifierSet, version: str) -> bool:
+    """Return True if a specifier allows a version, or the version is none that can be compared."""
     from packaging.version import InvalidVersion, Version
 
-    if version is None:
-        return False
     try:
-        return requirement.specifier.contains(Version(version), prereleases=True)
+        return specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return True

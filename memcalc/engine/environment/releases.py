@@ -37,12 +37,11 @@ class Release(msgspec.Struct, frozen=True):
 
         ``cuda``: what PyTorch was built for, such as ``12.6``.
         """
-        numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?$", version.split("+")[0])
-        if numbers is None or (int(numbers[1]), int(numbers[2])) != (self.major, self.minor):
-            return False
-        if self.patch is not None and int(numbers[3] or 0) != self.patch:
-            return False
-        return self.build is None or self.build == f"cu{cuda.replace('.', '')}"
+        from packaging.specifiers import SpecifierSet
+
+        wanted = f"=={self.major}.{self.minor}.{'*' if self.patch is None else self.patch}"
+        built = self.build in (None, f"cu{cuda.replace('.', '')}")
+        return built and SpecifierSet(wanted).contains(version.split("+")[0])
 
     def requirement(self, package: str) -> str:
         """Return the requirement that pip or uv gets, such as ``torch===2.6.0``.

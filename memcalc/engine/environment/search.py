@@ -14,12 +14,7 @@ import msgspec
 from memcalc import shadowing
 from memcalc.engine.environment import folders, installed
 from memcalc.engine.environment.installed import Package, Torch
-from memcalc.engine.environment.releases import (
-    Release,
-    of_version,
-    parse,
-    parse_torch,
-)
+from memcalc.engine.environment.releases import Release, of_version, parse, parse_torch
 from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, find_site
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
@@ -87,9 +82,9 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     below = installed.packages(sys.path)
     if of_transformers and (own := below.get("transformers")):
         of_transformers = None if of_transformers.matches(own.version) else of_transformers
-    if here and runs:
-        return _make_environment(here, None, of_transformers, below)
-    if of_torch is None or (here and not of_torch.build and of_torch.matches(here.version)):
+    if runs:
+        of_torch = None
+    elif of_torch is None or (here and not of_torch.build and of_torch.matches(here.version)):
         of_torch = _require_release(here)
     return _make_environment(here, of_torch, of_transformers, below)
 
@@ -215,9 +210,8 @@ def _conflicts(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[
         for name, package in below.items()
         if ("torch" in brought and package.version.endswith("+cpu"))
         or any(
-            (version := brought.get(installed.normal(need.name))) is not None
-            and not installed.accepts_version(need, version)
-            for need in package.requirements("torch")
+            required in brought and not installed.accepts_version(specifier, brought[required])
+            for required, specifier in package.requirements("torch")
         )
     }
 
@@ -237,8 +231,7 @@ def _list_hidden(
         more = {
             name
             for name, package in rest.items()
-            if name not in found
-            and any(installed.normal(need.name) in found for need in package.requirements())
+            if name not in found and any(one in found for one, _ in package.requirements())
         }
         found |= more
     return tuple(sorted({module for name in found for module in rest[name].modules()}))
@@ -246,8 +239,8 @@ def _list_hidden(
 
 def _is_built_for_one(package: Package) -> bool:
     """Return True if a package is linked to PyTorch, but requires no version of it."""
-    needs = [need for need in package.requirements() if installed.normal(need.name) == "torch"]
-    return not any(need.specifier for need in needs) and package.is_linked_to_torch()
+    of_torch = [specifier for name, specifier in package.requirements() if name == "torch"]
+    return not any(of_torch) and package.is_linked_to_torch()
 
 
 def hide(environment: Environment) -> None:
