@@ -74,14 +74,9 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of one of them."""
 
     @property
-    def each(self) -> int:
-        """Bytes of one layer."""
-        return sum(tensor.bytes for tensor in self.tensors)
-
-    @property
     def per_weight(self) -> float:
         """Bytes per weight element, quantization constants included."""
-        return self.each / max(1, self.numel)
+        return sum(tensor.bytes for tensor in self.tensors) / max(1, self.numel)
 
 
 def layers(inventory: Inventory) -> tuple[LayerKind, ...]:

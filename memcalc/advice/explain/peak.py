@@ -15,7 +15,6 @@ from memcalc.records.trace import Component, Phase, Trace, alive, highest, walk
 class Death(msgspec.Struct, frozen=True, kw_only=True):
     """How a storage ended."""
 
-    event: int
     phase: Phase
     step: int
     module: str
@@ -26,11 +25,11 @@ def deaths(trace: Trace) -> dict[int, Death]:
     """Return when each storage was freed, by storage number; storages never freed are left out."""
     found: dict[int, Death] = {}
     module = ""
-    for index, (mark, event, storage) in enumerate(walk(trace)):
+    for mark, event, storage in walk(trace):
         if event >= 0:
             module = storage.module
         else:
-            found[~event] = Death(event=index, phase=mark.phase, step=mark.step, module=module)
+            found[~event] = Death(phase=mark.phase, step=mark.step, module=module)
     return found
 
 

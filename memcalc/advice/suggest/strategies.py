@@ -4,21 +4,22 @@ A way sets the optimizer and the precision; everything else of the plan stays.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from memcalc import registry
 from memcalc.advice.remedies import rows
-from memcalc.advice.remedies.records import Change, Remedy
-from memcalc.advice.remedies.rows import half_precision
+from memcalc.advice.remedies.records import Remedy
+from memcalc.advice.remedies.rows import half_precision, row
 from memcalc.catalog import models
 from memcalc.catalog.quantized import find_scheme
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import USUAL_LORA
 
-_FREE: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
-_PLAIN: tuple[Change, ...] = (*_FREE, ("quant", None), ("kbit_prepare", None))
+_FREE: dict[str, Any] = {"keep_outputs": False, "kv_cache": False}
+_PLAIN = {**_FREE, "quant": None, "kbit_prepare": None}
 """The base is not quantized, also where the plan quantizes it."""
-_WHOLE: tuple[Change, ...] = (*_PLAIN, ("lora", None))
+_WHOLE = {**_PLAIN, "lora": None}
 """The same, and the model trains instead of adapters."""
 
 
@@ -32,18 +33,15 @@ def ways(plan: Plan) -> Iterator[Remedy]:
     half = half_precision(plan)
     scheme = plan.scheme or "nf4-dq"
     bits = 4 if "4" in scheme else 8
-    yield Remedy(
-        key="qlora",
-        title=f"QLoRA r=16, {bits} bit, {half}",
-        changes=(
-            *_FREE,
-            ("precision", _base_precision(half)),
-            ("quant", scheme),
-            ("lora", plan.lora or USUAL_LORA),
-            *_change_optimizer("paged_adamw8bit"),
-        ),
-        cost=f"{bits}-bit base model; only adapters train",
-        source=rows.QLORA,
+    title, cost = f"QLoRA r=16, {bits} bit, {half}", f"{bits}-bit base model; only adapters train"
+    yield row(
+        *(0, "qlora", title, cost, rows.QLORA),
+        **_FREE,
+        precision=_base_precision(half),
+        quant=scheme,
+        lora=plan.lora or USUAL_LORA,
+        optim="paged_adamw8bit",
+        optim_args=(),
     )
 
 
@@ -54,45 +52,30 @@ def find_way(plan: Plan, key: str) -> Remedy | None:
 
 def _list_unquantized_ways(plan: Plan) -> Iterator[Remedy]:
     """Yield the ways over unquantized weights: full, 8-bit AdamW, bf16, LoRA."""
-    half = half_precision(plan)
-    yield Remedy(
-        key="full",
-        title=f"full, {half} autocast",
-        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_fuse_optimizer(plan)),
-        cost="nothing: every weight trains, in fp32",
-        source=rows.AMP,
-    )
-    yield Remedy(
-        key="full-8bit",
-        title=f"full, {half} autocast, 8-bit AdamW",
-        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_change_optimizer("adamw8bit")),
-        cost="optimizer states are rounded to 8 bit",
-        source=rows.EIGHT_BIT,
+    half, fused = half_precision(plan), _fuse_optimizer(plan)
+    title, cost = f"full, {half} autocast", "nothing: every weight trains, in fp32"
+    yield row(0, "full", title, cost, rows.AMP, **_WHOLE, precision=f"amp-{half}", **fused)
+    yield row(
+        *(0, "full-8bit", f"{title}, 8-bit AdamW", "optimizer states are rounded to 8 bit"),
+        rows.EIGHT_BIT,
+        **_WHOLE,
+        precision=f"amp-{half}",
+        optim="adamw8bit",
+        optim_args=(),
     )
     if half == "bf16":
-        yield Remedy(
-            key="full-bf16",
-            title="full, weights in bf16",
-            changes=(
-                *_WHOLE,
-                ("precision", half),
-                ("optim", "memcalc.adamw_bf16"),
-                ("optim_args", ()),
-            ),
-            cost="weights in bf16; a correction term carries what rounding loses",
-            source=rows.CORRECTED,
+        yield row(
+            *(0, "full-bf16", "full, weights in bf16"),
+            "weights in bf16; a correction term carries what rounding loses",
+            rows.CORRECTED,
+            **_WHOLE,
+            precision=half,
+            optim="memcalc.adamw_bf16",
+            optim_args=(),
         )
-    yield Remedy(
-        key="lora",
-        title=f"LoRA r=16, {half}",
-        changes=(
-            *_PLAIN,
-            ("precision", _base_precision(half)),
-            ("lora", plan.lora or USUAL_LORA),
-            *_fuse_optimizer(plan),
-        ),
-        cost="only adapters train",
-        source=rows.LORA,
+    yield row(
+        *(0, "lora", f"LoRA r=16, {half}", "only adapters train", rows.LORA),
+        **(_PLAIN | {"precision": _base_precision(half), "lora": plan.lora or USUAL_LORA} | fused),
     )
 
 
@@ -101,16 +84,12 @@ def _base_precision(half: str) -> str:
     return half if half == "bf16" else f"amp-{half}"
 
 
-def _fuse_optimizer(plan: Plan) -> tuple[Change, ...]:
-    """Return the change to the fused step of the plan's optimizer, or () if it has none."""
+def _fuse_optimizer(plan: Plan) -> dict[str, Any]:
+    """Return the change to the fused step of the plan's optimizer, or {} if it has none."""
     try:
         takes = registry.find(plan.optim, {}).row.defaults
     except UsageError:
-        return ()
+        return {}
     if "fused" not in takes or any(name in ("fused", "foreach") for name, _ in plan.optim_args):
-        return ()
-    return (("optim_args", (*plan.optim_args, ("fused", True))),)
-
-
-def _change_optimizer(optim: str) -> tuple[Change, ...]:
-    return ("optim", optim), ("optim_args", ())
+        return {}
+    return {"optim_args": (*plan.optim_args, ("fused", True))}
