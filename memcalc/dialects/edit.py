@@ -36,6 +36,11 @@ def dump(mapping: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(data, sort_keys=False, default_flow_style=False))
 
 
+def show_value(value: Any) -> str:
+    """Return a value as YAML and JSON write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _edit_json(text: str, changes: Mapping[str, Any]) -> str:
     data = json.loads(text)
     for path, value in changes.items():
@@ -54,7 +59,7 @@ def _edit_json(text: str, changes: Mapping[str, Any]) -> str:
 def _edit_shell(text: str, key: str, value: Any) -> str:
     option = re.compile(rf"--{re.escape(key)}(?:[ =][^-\\\n][^\\\n]*?)?(?=\s*(?:\\?\r?\n|$)|\s+--)")
     words = value if isinstance(value, list) else [value]
-    shown = f"--{key} {' '.join(shlex.quote(_write_scalar(one)) for one in words)}"
+    shown = f"--{key} {' '.join(shlex.quote(show_value(one)) for one in words)}"
     found = _COMMAND.search(text)
     if found is None:
         return text
@@ -75,10 +80,6 @@ _COMMAND = re.compile(
 """What starts a training in a script, and its arguments with the lines that go on."""
 
 
-def _write_scalar(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _edit_yaml(text: str, path: str, value: Any) -> str:
     import yaml
 
@@ -94,16 +95,10 @@ def _edit_yaml(text: str, path: str, value: Any) -> str:
         return _replace_pair(text, pair, value)
     if value is None:
         return text
-    line = dump(_nest_value(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
+    line = dump({".".join(above): value}).rstrip("\n").replace("\n", "\n" + " " * indent)
     # At the top it stands last, behind comments too.
     end = _line_end(text, _pair_end(text, node.value[-1])) if indent else len(text.rstrip())
     return f"{text[:end]}\n{' ' * indent}{line}{text[end:]}"
-
-
-def _nest_value(names: list[str], value: Any) -> dict[str, Any]:
-    for name in reversed(names[1:]):
-        value = {name: value}
-    return {names[0]: value}
 
 
 def _replace_pair(text: str, pair: Any, value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from memcalc import registry
+from memcalc.dialects.edit import show_value
 from memcalc.dialects.format import Format
 from memcalc.errors import UsageError, unknown
 from memcalc.files import untrusted_values
@@ -258,11 +259,6 @@ def flatten(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         inside = isinstance(value, dict) and value
         found |= flatten(value, f"{above}{key}.") if inside else {f"{above}{key}": value}
     return found
-
-
-def show_value(value: Any) -> str:
-    """Return a value as YAML and JSON write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_text(path: Path) -> str:
