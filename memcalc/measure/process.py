@@ -112,8 +112,8 @@ def _storage_kind(tensor: torch.Tensor, on_gpu: bool) -> str:
     return "host" if on_gpu or tensor.dim() == 0 else "device"
 
 
-_CUDA = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
-_CPU = re.compile(r"tried to allocate (\d+) bytes")
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:[KMGT]?i?B|bytes))")
+"""What PyTorch's allocators say: of CUDA, and of main memory."""
 _LIBRARIES = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -139,7 +139,9 @@ def read_failure(
     requested, of the device, and free.
     """
     text = " ".join(str(error).split())
-    asked, total, free = refused[-1] if refused else (_parse_requested_bytes(text), None, None)
+    found = _ASKED.search(text)
+    said = parse_bytes(found[1].replace("bytes", "B")) if found is not None else None
+    asked, total, free = refused[-1] if refused else (said, None, None)
     if free is None and torch.cuda.is_initialized():
         # A device that failed may refuse to answer, too.
         with contextlib.suppress(RuntimeError):
@@ -147,11 +149,3 @@ def read_failure(
     return OutOfMemory(
         step=step, phase=phase, asked=asked, free=free, total=total, message=text[:300]
     )
-
-
-def _parse_requested_bytes(text: str) -> int | None:
-    """Return the bytes that an out-of-memory message says were requested, or None."""
-    on_cuda, on_cpu = _CUDA.search(text), _CPU.search(text)
-    if on_cuda is not None:
-        return parse_bytes(on_cuda[1])
-    return int(on_cpu[1]) if on_cpu is not None else None

@@ -39,7 +39,6 @@ _CAUSES = {
     28: ("missing", "there is no GPU here"),
 }
 """Source: ``nvmlReturn_t`` in nvml.h, as nvidia-ml-py 13.615 has it."""
-_NOT_AVAILABLE = (1 << 64) - 1
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +47,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     used: int
     """Without the driver's own in ``v2``, with it in ``v1``; the two are never subtracted."""
-    free: int
     driver_reserved: int | None
     version: str
 
@@ -120,7 +118,6 @@ class Card:
         return Memory(
             total=found.total,
             used=found.used,
-            free=found.free,
             driver_reserved=reserved,
             version=self._version,
         )
@@ -142,21 +139,13 @@ class Card:
             GpuProcess(
                 pid=item.pid,
                 name=_read_process_name(item.pid),
-                bytes=_drop_implausible(item.usedGpuMemory, total),
+                # What is not available is a figure larger than any card, as is one of a driver that
+                # lays the answer out differently.
+                bytes=None if (item.usedGpuMemory or 0) > total else item.usedGpuMemory,
             )
             for item in listed
             if item.pid
         ]
-
-
-def _drop_implausible(count: int | None, total: int) -> int | None:
-    """Return the bytes of a process, or None for a figure that cannot be true.
-
-    Drivers that lay the answer out differently give figures larger than the card.
-    """
-    if count is None or count == _NOT_AVAILABLE or count > total:
-        return None
-    return int(count)
 
 
 def _read_process_name(pid: int) -> str:
