@@ -32,6 +32,8 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     Raises:
         UsageError: a file names something unknown, or a result or baseline cannot be read.
     """
+    if question.baseline is not None:
+        files = [replace(file, baseline=str(question.baseline)) for file in files]
     for file in files:
         collect.validate(file.runs)
     known = [_read_baseline(file, question) for file in files]
@@ -51,10 +53,10 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
         found = evidence[at : at + len(file.runs)]
         at += len(file.runs)
         if question.update:
-            before = _write_baseline(file, question, found, versions)
-            notes.append(f"wrote {shown_path(_baseline_path(file, question))}")
+            before = _write_baseline(file, found, versions)
+            notes.append(f"wrote {shown_path(Path(file.baseline))}")
         verdicts += _judge_file(file, found, before, question)
-        warnings += _warn_about_baseline(file, before, versions, _baseline_path(file, question))
+        warnings += _warn_about_baseline(file, before, versions)
     report = Report(
         verdicts=worst_first(verdicts),
         warnings=tuple(warnings),
@@ -75,28 +77,25 @@ def exit_code(report: Report, *, exit_zero: bool = False) -> int:
     return EstimateError.exit_code if report.count(Status.UNKNOWN) else 0
 
 
-def _baseline_path(file: BudgetFile, question: Question) -> Path:
-    """Return the path of the baseline: of the command line, else of the budget file."""
-    return question.baseline or Path(file.baseline)
-
-
 def _read_baseline(file: BudgetFile, question: Question) -> Baseline | None:
     """Read a budget file's baseline; None if missing, or if a new one will be written."""
-    found = None if question.update else baseline.read(_baseline_path(file, question))
-    if question.baseline is not None and found is None and not question.update:
+    if question.update:
+        return None
+    found = baseline.read(Path(file.baseline))
+    if question.baseline is not None and found is None:
         raise UsageError(f"There is no {question.baseline}: --update-baseline writes it.")
     return found
 
 
 def _write_baseline(
-    file: BudgetFile, question: Question, found: Sequence[Evidence], versions: dict[str, str]
+    file: BudgetFile, found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
     """Write a new baseline of a budget file; raise EstimateError if a run failed."""
     failed = {run.name: e.error for run, e in zip(file.runs, found, strict=True) if e.error}
     if failed:
         names, reason = ", ".join(failed), next(iter(failed.values()))
         raise EstimateError(f"The baseline is unchanged: {names} could not be estimated ({reason})")
-    made = baseline.make(_baseline_path(file, question), file.runs, found, versions)
+    made = baseline.make(Path(file.baseline), file.runs, found, versions)
     baseline.write(made)
     return made
 
@@ -112,7 +111,7 @@ def _judge_file(
             grows = verdict.budget.rule is Rule.GROWTH and verdict.limit is not None
             if known is not None and grows:
                 # Growth is explained first by what the pull request changed in the plan.
-                now = baseline.brief(run.plan, _baseline_path(file, question).parent)
+                now = baseline.brief(run.plan, Path(file.baseline).parent)
                 reasons = ", ".join(plan_changes(known.plan, now)), verdict.reason
                 verdict = replace(verdict, reason="; ".join(filter(None, reasons)))
             verdicts.append(verdict)
@@ -133,11 +132,11 @@ def _note_decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
 
 
 def _warn_about_baseline(
-    file: BudgetFile, before: Baseline | None, versions: dict[str, str], path: Path
+    file: BudgetFile, before: Baseline | None, versions: dict[str, str]
 ) -> list[str]:
     """Return warnings: no baseline, runs missing in it, or other library versions."""
     growing = [run.name for run in file.runs if any(b.rule is Rule.GROWTH for b in run.budgets)]
-    shown = shown_path(path)
+    shown = shown_path(Path(file.baseline))
     write = "memcalc check --update-baseline writes it"
     if before is None:
         return [f"there is no {shown}: growth cannot be judged; {write}"] if growing else []

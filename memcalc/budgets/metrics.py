@@ -44,11 +44,6 @@ def figure(evidence: Evidence, metric: str) -> Figure:
     return _look_up_estimate(evidence.prediction, name)
 
 
-def find_rung(metric: str) -> str | None:
-    """Return the memory level of a metric such as ``peak.reserved``, or None for another."""
-    return metric.removeprefix("peak.") if metric in _RUNGS else None
-
-
 def figures(evidence: Evidence) -> dict[str, int]:
     """Return all known figures of a run, in bytes by metric name."""
     found = {metric: figure(evidence, metric).bytes for metric in METRICS}

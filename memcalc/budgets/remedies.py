@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
-from memcalc.budgets import metrics
 from memcalc.budgets.collect import simulate_command
 from memcalc.budgets.judge import judge_one
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
@@ -93,7 +92,7 @@ class Adviser:
 
 def _bytes_outside(budget: Budget, before: Figures) -> int | None:
     """Return the bytes outside the allocator that a budget's figure includes, or None."""
-    rung = metrics.find_rung(budget.metric)
+    rung = budget.metric.removeprefix("peak.")
     if budget.rule is Rule.FITS or rung == "process_used":
         return before.context.low if before.context is not None else 0
     return 0 if rung in RUNGS else None
