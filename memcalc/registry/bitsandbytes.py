@@ -70,11 +70,6 @@ def in_8bit(parameter: Parameter, args: Args) -> bool:
     return parameter.numel >= number(args, "min_8bit_size", MIN_8BIT_SIZE)
 
 
-def _choose_place(numel: int, args: Args) -> Place:
-    """Return managed memory for large states of a paged optimizer, else the device."""
-    return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
-
-
 def _make_layout(family: Family) -> Layout:
     """Return a function that describes the state of one parameter."""
     norm = family.name in ("LAMB", "LARS")
@@ -84,8 +79,9 @@ def _make_layout(family: Family) -> Layout:
         states = [(1, family.first), *([(2, 1)] if family.second else [])]
         dtype = "uint8" if in_8bit(parameter, args) else "float32"
         # The size of the parameter decides, also for AdEMAMix' double first state.
-        found: list[Piece] = [(f"state{at}", dtype, times * n, _choose_place(n, args))
-                              for at, times in states]  # fmt: skip
+        paged = args.get("is_paged") and n >= PAGED_FROM
+        place = Place.MANAGED if paged else Place.DEVICE
+        found: list[Piece] = [(f"state{at}", dtype, times * n, place) for at, times in states]
         if dtype == "uint8":
             blocks = ceil(n / BLOCK)
             found += [(f"absmax{at}", "float32", times * blocks, Place.DEVICE)

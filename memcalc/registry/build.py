@@ -37,9 +37,11 @@ def build(
     """
     _forget_overrides(choice, model)
     cls = _import_class(choice)
-    arguments = {**_learning_rate(choice, cls), **_convert_arguments(choice)}
+    arguments = _learning_rate(choice, cls)
+    for key, value in list_arguments(choice).items():
+        arguments[key] = getattr(torch, str(value)) if key.endswith("_dtype") else value
     if choice.row.name == "transformers.adafactor" and "relative_step" not in choice.given:
-        arguments = {**arguments, "scale_parameter": False, "relative_step": False}
+        arguments |= {"scale_parameter": False, "relative_step": False}
     if groups is None:
         groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
@@ -95,13 +97,6 @@ def _import_class(choice: Choice) -> Any:
         ) from None
     except AttributeError:
         raise UsageError(f"{module_name} has no optimizer {name}.") from None
-
-
-def _convert_arguments(choice: Choice) -> dict[str, Any]:
-    return {
-        key: getattr(torch, str(value)) if key.endswith("_dtype") else value
-        for key, value in list_arguments(choice).items()
-    }
 
 
 def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:

@@ -28,10 +28,8 @@ def _index_by_name(loop: str) -> dict[str, Row]:
 @functools.cache
 def _index_by_class() -> dict[tuple[str, str], Row]:
     """Return the registry rows by (package, class name)."""
-    classes: dict[tuple[str, str], Row] = {}
-    for row in rows():
-        classes.setdefault(_split_class(row.implementation), row)
-    return classes
+    # Earlier rows win.
+    return {_split_class(row.implementation): row for row in reversed(rows())}
 
 
 def _split_class(name: str) -> tuple[str, str]:

@@ -81,7 +81,7 @@ def suggest_plan(
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
     finder = _Finder(plan, answers, growing.add_first)
     growing.add_all(answers.iterate_results([partial(finder.find, way) for way in tried]))
-    first = growing.of_way(tried[0])
+    first = next(one for one in growing.found if one.way.key == tried[0].key)
     if plan.devices == 1 and first.figures is None and first.error is None:
         growing.add_all(finder.find_over_several(tried[0]))
     return growing.finish()
@@ -114,10 +114,6 @@ class Growing:
         with self._lock:
             self._first[one.way.key] = one
             self._seen(self._sort_all())
-
-    def of_way(self, way: Remedy) -> Suggestion:
-        """Return the first suggestion found for a way to train."""
-        return next(one for one in self.found if one.way.key == way.key)
 
     def finish(self) -> Suggestions:
         """Return all suggestions, sorted.
