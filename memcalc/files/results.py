@@ -160,8 +160,7 @@ class ResultsWriter:
 
     def __init__(self, path: Path | None, runs: list[Run], say: Callable[[str], None]) -> None:
         self.runs = runs
-        self._path = path
-        self._say = say
+        self._path, self._say = path, say
         self._unsaved = False
         # A reader of a pipe wants the runs once, when all are there.
         self._late = path is not None and artifact.is_stream(path)
@@ -173,29 +172,28 @@ class ResultsWriter:
 
     def write(self) -> None:
         """Write all runs to the file; on failure warn once and keep them."""
-        if self._late:
-            self._unsaved = True
-        elif self._path is not None:
-            try:
-                save(self._path, self.runs)
-                self._unsaved = False
-            except UsageError as error:
-                if not self._unsaved:
-                    self._say(f"warning: {error} The results are kept until it can be written.")
-                self._unsaved = True
+        error = None if self._late else self._try()
+        if error is not None and not self._unsaved:
+            self._say(f"warning: {error} The results are kept until it can be written.")
+        self._unsaved = self._late or error is not None
 
     def finish(self) -> bool:
         """Write the runs not saved so far, in a temporary folder if need be; return False then."""
-        if not self._unsaved or self._path is None:
-            return True
-        try:
-            save(self._path, self.runs)
-        except UsageError as error:
-            self._say(f"error: {error} {_save_in_new_folder(self._path, self.runs)}")
-            self._path = None
-            return False
+        error = self._try() if self._unsaved else None
         self._unsaved = False
-        return True
+        if error is None or self._path is None:
+            return True
+        self._say(f"error: {error} {_save_in_new_folder(self._path, self.runs)}")
+        return False
+
+    def _try(self) -> UsageError | None:
+        """Write all runs to the file, if there is one; return why that failed."""
+        try:
+            if self._path is not None:
+                save(self._path, self.runs)
+        except UsageError as error:
+            return error
+        return None
 
 
 @contextlib.contextmanager
