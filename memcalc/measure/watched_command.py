@@ -100,10 +100,7 @@ def run(
         kept = _largest_resident_set(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        for one in watched:
-            others = one.others.values()
-            one.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
-        gpus = [one.to_reading(driver, interval) for one in watched]
+        gpus = [_make_reading(one, driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _make_measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -147,6 +144,13 @@ def _end_together(mark: str) -> Iterator[None]:
             yield
         finally:
             ends.kill()
+
+
+def _make_reading(watched: CardWatch, driver: str, interval: float) -> GpuReading:
+    """Return a card's reading, with a warning for each process of others on it."""
+    others = watched.others.values()
+    watched.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
+    return watched.to_reading(driver, interval)
 
 
 def _list_processes(root: int) -> tuple[set[int], int]:
