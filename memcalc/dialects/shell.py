@@ -40,9 +40,8 @@ def command_in(text: str) -> dict[str, Any] | None:
     """
     # A comment has no line that goes on.
     code = re.sub(r"(?m)^[ \t]*#.*$", "", text)
-    lines = re.sub(r"\\\r?\n", " ", code).splitlines()[:_MOST]
     known: dict[str, str] = {}
-    for line in lines:
+    for line in re.sub(r"\\\r?\n", " ", code).splitlines()[:_MOST]:
         try:
             # A command in a command is one word.
             line = re.sub(r"(\$\(\([^()']{0,200}\)\)|\$\([^()']{0,200}\))", r"'\1'", line)
@@ -50,19 +49,12 @@ def command_in(text: str) -> dict[str, Any] | None:
         except ValueError:
             continue
         words = [word for part in parts for word in part][:_MOST]
-        first = 0
-        while first < len(words) and (found := _SET.fullmatch(words[first].removeprefix("export"))):
-            known[found[1]] = _fill_variables(found[2], known)
-            first += 1
-        words = words[first:]
-        if words[:1] == ["export"]:
-            for word in words[1:]:
-                if found := _SET.fullmatch(word):
-                    known[found[1]] = _fill_variables(found[2], known)
-            continue
-        found_at = _find_arguments(words)
-        if found_at is not None:
-            return _read_command(words, found_at, known)
+        while words and (words[0] == "export" or _SET.fullmatch(words[0])):
+            if found := _SET.fullmatch(words.pop(0)):
+                known[found[1]] = _fill_variables(found[2], known)
+        start = _find_arguments(words)
+        if start is not None:
+            return _read_command(words, start, known)
     return None
 
 
