@@ -7,25 +7,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from memcalc import dialects
-from memcalc.dialects import (
-    Recipe,
-    accelerate,
-    axolotl,
-    llamafactory,
-    swift,
-    torchtune,
-    trainer,
-    trl,
-)
+from memcalc.dialects import Recipe
 from memcalc.engine.source_lines import called_name
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 _MOST_FILES = 500
-_KINDS = tuple(
-    one.NAME for one in (axolotl, llamafactory, torchtune, trl, swift, trainer, accelerate)
-)
+_KINDS = "axolotl LLaMA-Factory torchtune TRL ms-swift TrainingArguments accelerate".split()
 """The most telling first."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.dialects.recipe import Recipe, parse_table, read_table, read_text
 from memcalc.errors import SettingError, UsageError
 
-__all__ = ["ENDINGS", "FILES", "Recipe", "dialects", "find", "read", "recognise"]
+__all__ = ["ENDINGS", "FILES", "Recipe", "dialects", "find", "read", "recognise", "room"]
 
 _ROOMS = "torchtune axolotl llamafactory swift accelerate deepspeed trl trainer".split()
 """All formats, those first whose keys nothing else has."""
@@ -27,8 +27,12 @@ ENDINGS = (".yaml", ".yml", ".json", ".sh")
 @functools.cache
 def dialects() -> dict[str, Any]:
     """Return the modules of all recipe formats by name, such as ``axolotl``."""
-    rooms = [importlib.import_module(f"{__name__}.{room}") for room in _ROOMS]
-    return {room.NAME: room for room in rooms}
+    return {found.NAME: found for found in map(room, _ROOMS)}
+
+
+def room(name: str) -> Any:
+    """Return the module of a recipe format by the name of its file, such as ``llamafactory``."""
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def recognise(data: Mapping[str, Any]) -> Any:
@@ -104,11 +108,12 @@ def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
     """
     place = Path(os.path.expanduser(path))
     try:
+        data: Mapping[str, Any]
         if setting in _ONLY:
-            room = importlib.import_module(f"{__name__}.{_ONLY[setting]}")
-            found: Recipe = room.read(read_table(place), path, given)
-            return found
-        dialect, data = parse(read_text(place), place)
-        return dialect.read(data, path, given)  # type: ignore[no-any-return]
+            dialect, data = room(_ONLY[setting]), read_table(place)
+        else:
+            dialect, data = parse(read_text(place), place)
+        found: Recipe = dialect.read(data, path, given)
+        return found
     except UsageError as error:
         raise SettingError(setting, str(error)) from None

@@ -3,23 +3,14 @@
 A setting that the program lacks is a comment, so that nothing of the plan is dropped.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from memcalc import dialects, registry
 from memcalc.catalog import models
 from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings
-from memcalc.dialects import (
-    accelerate,
-    axolotl,
-    edit,
-    llamafactory,
-    swift,
-    torchtune,
-    trainer,
-    trl,
-)
+from memcalc.dialects import accelerate, edit
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
 from memcalc.records.fields import FIELDS
@@ -29,9 +20,8 @@ from memcalc.records.values import adapter, format_setting
 
 
 class Program(NamedTuple):
-    """A program that trains, and the format of its settings."""
+    """A program that trains, whose settings have the recipe format of its name."""
 
-    dialect: Any
     layouts: tuple[str, ...]
     """Layouts over several GPUs that its settings express."""
     command: str = ""
@@ -42,21 +32,17 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "trainer": Program(trainer, ("ddp", "fsdp1", "fsdp2")),
-    "accelerate": Program(accelerate, ("ddp", "fsdp1", "fsdp2", *ZERO_STAGES)),
+    "trainer": Program(("ddp", "fsdp1", "fsdp2")),
+    "accelerate": Program(("ddp", "fsdp1", "fsdp2", *ZERO_STAGES)),
     "axolotl": Program(
-        axolotl,
         ("ddp", "fsdp2", *ZERO_STAGES),
         "axolotl train this.yaml",
         schemes=("nf4", "nf4-dq", "int8"),
     ),
-    "llamafactory": Program(
-        llamafactory, ("ddp", *ZERO_STAGES), "llamafactory-cli train this.yaml"
-    ),
-    "trl": Program(trl, ("ddp", "fsdp1", "fsdp2"), "trl sft --config this.yaml"),
-    "swift": Program(swift, ("ddp", *ZERO_STAGES), "swift sft --config this.yaml"),
+    "llamafactory": Program(("ddp", *ZERO_STAGES), "llamafactory-cli train this.yaml"),
+    "trl": Program(("ddp", "fsdp1", "fsdp2"), "trl sft --config this.yaml"),
+    "swift": Program(("ddp", *ZERO_STAGES), "swift sft --config this.yaml"),
     "torchtune": Program(
-        torchtune,
         ("fsdp2",),
         "tune run RECIPE --config this.yaml",
         schemes=("nf4-dq",),
@@ -105,9 +91,9 @@ def bitsandbytes_arguments(plan: Plan) -> list[str]:
 def is_written_for(program: str, file: str) -> bool:
     """Return True if a recipe file has the settings format of a program."""
     path = dialects.find(file)
-    found = dialects.recognise(dialects.load(path)) if path is not None else None
-    known = PROGRAMS.get(program)
-    return found is not None and known is not None and found.name == known.dialect.NAME
+    if path is None or program not in PROGRAMS:
+        return False
+    return dialects.recognise(dialects.load(path)) is dialects.room(program)
 
 
 def snippet(plan: Plan, program: str) -> str:
@@ -135,7 +121,7 @@ def snippet(plan: Plan, program: str) -> str:
 
 def _render(plan: Plan, program: str) -> str:
     known = PROGRAMS[program]
-    settings = known.dialect.write(plan)
+    settings = dialects.room(program).write(plan)
     # A checkpoint that is quantized says itself how.
     quantized = find_bnb_settings(models.find(plan.model).config) is not None
     by_bitsandbytes = plan.scheme in BITSANDBYTES

@@ -12,7 +12,7 @@ import memcalc
 from memcalc.advice.remedies.trials import apply
 from memcalc.advice.suggest import speed_and_price
 from memcalc.advice.suggest.records import Speed
-from memcalc.advice.suggest.snippets import PROGRAMS, snippet
+from memcalc.advice.suggest.snippets import PROGRAMS, is_written_for, snippet
 from memcalc.advice.suggest.strategies import ways
 from memcalc.advice.suggest.suggest import suggest_plan
 from memcalc.catalog import models
@@ -102,6 +102,13 @@ def test_a_speed_that_nobody_published_is_not_made_up(found):
 def test_without_a_gpu_the_question_is_refused(small_model):
     with pytest.raises(UsageError, match="Name one with --gpu"):
         memcalc.suggest(small_model, gpu=None)
+
+
+def test_a_recipe_is_told_by_its_keys_from_those_of_other_programs(tmp_path):
+    file = tmp_path / "ax.yaml"
+    file.write_text("base_model: gpt2\nmicro_batch_size: 2\ndatasets: []\n")
+    assert [one for one in PROGRAMS if is_written_for(one, str(file))] == ["axolotl"]
+    assert not is_written_for("axolotl", "gpt2")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
