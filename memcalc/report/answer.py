@@ -8,7 +8,7 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import EMULATED, NO_GRADIENT, UNCOMPUTED, Component
 from memcalc.report import rows, serving
-from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table, gauge
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table, gauge, size_or
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
@@ -225,18 +225,16 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
         return
     known = [r for r in RUNGS if any(_read_rung(one, r) is not None for one in prediction.gpus)]
     unit = unit_for(max(_read_rung(one, known[-1]) or 0 for one in prediction.gpus))
-
-    def sizes(one: OnGpu) -> Iterator[Cell]:
-        for rung in known:
-            size = _read_rung(one, rung)
-            yield Size(size, unit) if size is not None else "n/a"
-
     judged = prediction.fit is not None
     yield Line(f"of {len(prediction.gpus)} GPUs cuda:{prediction.device} is shown, the fullest:")
     yield Table(
         head=(unit.name, *(rung.replace("_", " ") for rung in known), *([""] if judged else [])),
         rows=[
-            (f"cuda:{one.index}", *sizes(one), *([rows.fit_word(one.fit)] if judged else []))
+            (
+                f"cuda:{one.index}",
+                *(size_or(_read_rung(one, rung), unit) for rung in known),
+                *([rows.fit_word(one.fit)] if judged else []),
+            )
             for one in prediction.gpus
         ],
         strong=tuple(

@@ -56,7 +56,10 @@ def contents(
     parts = [*(group.bytes for group in moment.groups[:top]), *small]
     figures = list(zip(sizes(parts, unit), rows.shares(parts), strict=True))
     body: list[tuple[Cell, ...]] = [
-        (*figure, str(group.count), STYLES[group.component].words, _tell_group(group, verbose))
+        (
+            *(*figure, str(group.count), STYLES[group.component].words),
+            (_name_group(group), group.kept if verbose else _UNTIL.sub(r"\1", group.kept)),
+        )
         for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
@@ -146,11 +149,6 @@ def _summarize_trial(trial: Trial, explanation: Explanation) -> str:
     unit = unit_for(getattr(explanation.figures.peak, rung) or 0)
     change = _format_change(trial.saving(explanation.figures, rung), unit)
     return f"{trial.remedy.title}: {change} {unit.name} {rung}"
-
-
-def _tell_group(group: Group, verbose: bool) -> tuple[str, str]:
-    """Return what a group is, and what keeps it."""
-    return _name_group(group), group.kept if verbose else _UNTIL.sub(r"\1", group.kept)
 
 
 _UNTIL = re.compile(r"(until \w+) in .*")

@@ -160,11 +160,10 @@ def _load_templates() -> Environment:
         words = map(escape, WORD.findall(untrusted_text.line(text)))
         return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in words)
 
-    made.filters |= {"breakable": breakable, "command": command}
-    made.globals |= {"width": drawing.WIDTH, "height": drawing.HEIGHT}
-    made.filters["bytes"] = format_bytes
+    made.filters |= {"breakable": breakable, "command": command, "bytes": format_bytes}
     made.filters["json"] = lambda data: json.dumps(data, separators=(",", ":"))
     made.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    made.globals |= {"width": drawing.WIDTH, "height": drawing.HEIGHT}
     return made
 
 

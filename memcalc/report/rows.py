@@ -167,7 +167,10 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
         name, value = rung.replace("_", " "), getattr(prediction.peak, rung)
         ends = process_ends(prediction) if rung == "process_used" else None
         if ends is not None:
-            known.append((name, _describe_process(prediction, *ends)))
+            spans = filter(None, (prediction.context, prediction.allocator))
+            sources = f"context: {'; '.join(span.source for span in spans)}"
+            why = prediction.unknown.get("process_used", sources)
+            known.append((name, f"{_format_range(*ends)} ({why})"))
         elif value is not None:
             known.append((name, format_mib(value)))
         else:
@@ -184,12 +187,6 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     held = prediction.allocator
     least, most = (held.low, held.high) if held is not None else (reserved, reserved)
     return least + context.low, most + context.high
-
-
-def _describe_process(prediction: Prediction, low: int, high: int) -> str:
-    sources = [span.source for span in (prediction.context, prediction.allocator) if span]
-    why = prediction.unknown.get("process_used", f"context: {'; '.join(sources)}")
-    return f"{_format_range(low, high)} ({why})"
 
 
 def would_need(prediction: Prediction) -> str:

@@ -1,6 +1,6 @@
 """Module paths for display, and the layers of a quantized base model by kind."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -86,8 +86,9 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
     """
     if not any(tensor.original is not None for tensor in inventory.tensors):
         return ()
-    kinds: dict[tuple[Pattern, tuple[int, ...], tuple[Held, ...]], list[tuple[int, ...]]] = {}
-    weights: dict[Hashable, Parameter] = {}
+    kinds: dict[
+        tuple[Pattern, tuple[int, ...], tuple[Held, ...]], tuple[Parameter, list[tuple[int, ...]]]
+    ] = {}
     for weight, constants in _pair_weights_and_constants(inventory):
         # peft's own names around the model's are left out.
         path = weight.name.removeprefix("base_model.model.").removesuffix(".weight")
@@ -100,18 +101,17 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
             ),
         )
         key = (pattern, weight.original or weight.shape, tensors)
-        kinds.setdefault(key, []).append(indices)
-        weights[key] = weight
+        kinds.setdefault(key, (weight, []))[1].append(indices)
     listed = [
         LayerKind(
-            name=write(key[0], filled),
-            shape=key[1],
+            name=write(pattern, filled),
+            shape=shape,
             count=len(filled),
-            tensors=key[2],
-            quantized=weights[key].original is not None,
-            numel=weights[key].numel,
+            tensors=tensors,
+            quantized=weight.original is not None,
+            numel=weight.numel,
         )
-        for key, filled in kinds.items()
+        for (pattern, shape, tensors), (weight, filled) in kinds.items()
     ]
     return tuple(sorted(listed, key=lambda kind: not kind.quantized))
 
