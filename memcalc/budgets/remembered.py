@@ -36,9 +36,9 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
 def recall(key: str | None) -> Evidence | None:
     """Return the cached figures of a command, or None if a file it depends on has changed."""
     found = cache.load(key, _Remembered) if key is not None else None
-    return (
-        found.evidence if found is not None and found.states == _read_states(found.states) else None
-    )
+    if found is None or found.states != _read_states(found.states):
+        return None
+    return found.evidence
 
 
 def remember(
@@ -55,13 +55,10 @@ def remember(
     }
     beside = {str(folder), *(str(Path(word).parent) for word in words)}
     paths = opened.own_paths({*noted.paths, *words}, [Path(one) for one in beside], cache.folder())
-    if not any(_is_modified_since(path, began) for path in paths):
+    files = filter(os.path.isfile, paths)
+    if all(os.stat(path).st_mtime < began for path in files):
         states = _read_states({*paths, *beside})
         cache.store(key, _Remembered(evidence=evidence, states=states))
-
-
-def _is_modified_since(path: str, began: float) -> bool:
-    return os.path.isfile(path) and os.stat(path).st_mtime >= began
 
 
 def find_key(plan: Plan, folder: Path) -> str | None:
