@@ -130,13 +130,6 @@ def _read_reentrant(keys: Keys) -> bool | None:
     return named if isinstance(named, bool) and keys.flag(*keys.setting("checkpointing")) else None
 
 
-def write_variant(plan: Plan) -> dict[str, Any]:
-    """Return ``gradient_checkpointing_kwargs`` if the plan sets ``use_reentrant``, else {}."""
-    if plan.use_reentrant is None:
-        return {}
-    return {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
-
-
 def _read_compile_mode(keys: Keys) -> str | None:
     mode = keys.get("torch_compile_mode")
     backend = keys.get("torch_compile_backend")
@@ -147,16 +140,13 @@ def _read_compile_mode(keys: Keys) -> str | None:
 
 def _read_optimizer_arguments(keys: Keys, name: str) -> dict[str, Any]:
     """Return the ``optim_args`` that change memory, after checking their names."""
-    told = keys.get("optim_args")
-    pairs = told if isinstance(told, dict) else _read_pairs(keys, str(told))
+    pairs = keys.get("optim_args")
+    if not isinstance(pairs, dict):
+        parts = [part.partition("=") for part in str(pairs).replace(" ", "").split(",") if part]
+        if not all(equals for _, equals, _ in parts):
+            raise keys.error("optim_args", "is not understood", "write name=value,name=value")
+        pairs = {key: scalar(value) for key, _, value in parts}
     return select_arguments(keys, "optim_args", name, "trainer", pairs)
-
-
-def _read_pairs(keys: Keys, text: str) -> dict[str, Any]:
-    parts = [part.partition("=") for part in text.replace(" ", "").split(",") if part]
-    if not all(equals for _, equals, _ in parts):
-        raise keys.error("optim_args", "is not understood", "write name=value,name=value")
-    return {name: scalar(value) for name, _, value in parts}
 
 
 def _note_evaluation(keys: Keys, batch: int) -> None:
@@ -281,7 +271,11 @@ def write(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.grad_accum,
         **({accelerate.half_precision(plan): True} if "amp" in plan.precision else {}),
         **({"gradient_checkpointing": True} if plan.checkpointing else {}),
-        **write_variant(plan),
+        **(
+            {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
+            if plan.use_reentrant is not None
+            else {}
+        ),
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),
