@@ -62,21 +62,17 @@ def find_reason(
     if outlives or component is Component.HELD:
         by = f"the variable {storage.op}" if storage.op else "the script or a graph it keeps"
         return f"held by {by}; backward does not free it", ""
-    in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
-    if in_whose_backward and death is not None:
-        again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
-        return f"{again}saved for backward in {{}}", death.module
-    if component is Component.ACTIVATIONS and death is not None and death.phase is Phase.FORWARD:
-        return "outputs of the previous forward, kept until this forward returns", ""
-    if death is None or death.phase is not Phase.BACKWARD or not storage.until:
-        if component is Component.ACTIVATIONS:
-            return "outputs, kept by the loop until the next forward returns", ""
+    saved = component is Component.ACTIVATIONS
+    if death is not None and in_backward and (saved or storage.until):
+        until = f" until {storage.until.removesuffix('0')}" if storage.until else ""
+        what = "saved for backward" if saved else "temporary of backward"
+        again = "recomputed, " if saved and storage.phase is Phase.BACKWARD else ""
+        return f"{again}{what}{until} in {{}}", death.module
+    if not saved:
         return f"temporary inside {storage.phase.value}", ""
-    node = storage.until.removesuffix("0")
-    if component is Component.ACTIVATIONS:
-        again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
-        return f"{again}saved for backward until {node} in {{}}", death.module
-    return f"temporary of backward until {node} in {{}}", death.module
+    if death is not None and death.phase is Phase.FORWARD:
+        return "outputs of the previous forward, kept until this forward returns", ""
+    return "outputs, kept by the loop until the next forward returns", ""
 
 
 _ALWAYS = {
