@@ -137,9 +137,9 @@ def check_place(path: Path) -> None:
     if not path.name.replace("\0", "").isprintable():
         raise UsageError(f"Cannot write {path.name!r}: the name has characters that do not print.")
     try:
-        if not path.exists():
+        if not os.path.exists(os.path.realpath(path)):
             path.parent.joinpath(".").stat()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
 

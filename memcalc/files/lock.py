@@ -4,15 +4,13 @@ It lies in the cache: a process that is killed leaves nothing beside a user's fi
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from memcalc.errors import UsageError
-from memcalc.files import cache
-from memcalc.files.untrusted_values import reason
+from memcalc.files import artifact, cache
 
 
 @contextlib.contextmanager
@@ -22,20 +20,14 @@ def hold(path: Path, *, patience: float = 0.0) -> Iterator[None]:
     The lock dies with its process; the file that carries it is removed when it is let go.
 
     Raises:
-        UsageError: another program writes there, or the folder cannot be written.
+        UsageError: another program writes there, or there is no such folder.
     """
     from filelock import FileLock, Timeout
 
     if os.path.isdir(path):
         raise UsageError(f"Cannot write {path}: it is a folder; name a file in it.")
-    try:
-        real = os.path.realpath(path)
-        os.stat(os.path.dirname(real))
-        if not os.access(real if os.path.exists(real) else os.path.dirname(real), os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot write {path}: {reason(error)}.") from None
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    artifact.check_place(path)
+    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     with contextlib.ExitStack() as stack:
         try:
             beside = cache.folder() / f".{name}.lock"
