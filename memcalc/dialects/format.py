@@ -41,9 +41,9 @@ class Quant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     method: str = ""
     methods: tuple[str, ...] = ()
     """Names of bitsandbytes under ``method``; the first is written."""
-    kind: str = ""
-    """Key of nf4 or fp4; empty: the format has nf4 alone."""
-    double: str = ""
+    kind: str
+    """Key of nf4 or fp4."""
+    double: str
     double_default: bool = False
     shown: bool = False
     """An answer names the defaults of 4 bit."""

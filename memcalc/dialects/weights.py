@@ -79,7 +79,7 @@ def read_quant(keys: Keys) -> str | None:
             raise keys.error(form.method, "is a quantization that memcalc does not run")
         if bits not in (4, 8) and (bits is not None or method is not None):
             raise keys.error(form.bits.split()[0], "is neither 4 nor 8", "correct it")
-    told = {form.double: form.double_default, form.kind: "nf4"} if form.kind else {}
+    told = {form.double: form.double_default, form.kind: "nf4"}
     in_four = keys.view(keys.data, told if bits == 4 and form.shown else {})
     double = in_four.flag(form.double, default=form.double_default)
     kind = str(in_four.get(form.kind) or "nf4")
@@ -95,14 +95,14 @@ def write_quant(form: Format, plan: Plan) -> dict[str, Any]:
     own = form.quant
     assert own is not None
     kind, _, doubled = (plan.scheme or "").partition("-")
-    if kind not in ("nf4", "fp4", "int8") or (kind == "fp4" and not own.kind):
+    if kind not in ("nf4", "fp4", "int8"):
         return {}
     bits = 8 if kind == "int8" else 4
     found: dict[str, Any] = {own.method: own.methods[0]} if own.method and not own.shown else {}
     found |= (
         {own.bits.split()[0]: bits} if own.bits else {own.eight if bits == 8 else own.four: True}
     )
-    if bits == 4 and own.kind:
+    if bits == 4:
         found |= {} if bool(doubled) == own.double_default else {own.double: bool(doubled)}
         found |= {} if kind == "nf4" else {own.kind: kind}
     return found
