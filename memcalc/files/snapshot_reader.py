@@ -105,28 +105,12 @@ def read_snapshot(path: Path) -> Snapshot:
     data = untrusted_values.content(path, _LARGEST)
     try:
         with _limit_memory(_EACH * len(data) + _ROOM):
-            return check_snapshot(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
+            return decode(Snapshot, _PlainUnpickler(io.BytesIO(data)).load())
     except UsageError as refusal:
         raise UsageError(f"{path} was not opened: {refusal}; {_HOW}.") from None
     except Exception as error:
         why = f" ({untrusted_values.reason(error)})" if isinstance(error, ValueError) else ""
         raise UsageError(f"{path} is not a memory snapshot{why}; {_HOW}.") from None
-
-
-def check_snapshot(loaded: Any, most: int | None = None) -> Snapshot:
-    """Convert unpickled plain values to a snapshot, checking every value.
-
-    ``most`` limits blocks and entries: each takes at least a byte of the file, unless several
-    places of the file share one object.
-
-    Raises:
-        ValueError: it is no snapshot, and where.
-    """
-    if most is not None and isinstance(loaded, dict):
-        parts = [segment["blocks"] for segment in loaded["segments"]]
-        if sum(map(len, (*parts, *loaded["device_traces"]))) > most:
-            raise ValueError("it holds more than it has room for")
-    return decode(Snapshot, loaded)
 
 
 @contextlib.contextmanager

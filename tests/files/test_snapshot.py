@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from memcalc.errors import UsageError
-from memcalc.files.snapshot_reader import breakdown, check_snapshot, read_snapshot
+from memcalc.files.artifact import decode
+from memcalc.files.snapshot_reader import Snapshot, breakdown, read_snapshot
 
 MIB = 1 << 20
 FOLDER = Path(__file__).parents[2] / "evidence" / "standin" / "allocator" / "snapshots"
@@ -20,7 +21,7 @@ WHOLE = sorted(path for path in FOLDER.glob("*.gz") if not path.name.startswith(
 
 def load(path: Path) -> dict[str, Any]:
     whole = pickle.loads(gzip.decompress(path.read_bytes()))
-    return {**whole, "plain": whole["snapshot"], "snapshot": check_snapshot(whole["snapshot"])}
+    return {**whole, "plain": whole["snapshot"], "snapshot": decode(Snapshot, whole["snapshot"])}
 
 
 def name(path: Path) -> str:
@@ -40,7 +41,7 @@ def test_a_site_is_the_innermost_line_of_python():
     ]
     segment = {"device": 0, "address": 0, "total_size": 2 * MIB, "stream": 0, "blocks": blocks}
     whole = {"segments": [{**segment, "segment_type": "small"}], "device_traces": []}
-    (site,) = breakdown(check_snapshot(whole)).sites
+    (site,) = breakdown(decode(Snapshot, whole)).sites
     assert (site.name, site.count, site.bytes) == ("train.py:12:step", 2, 1024 + 2048)
 
 
@@ -73,7 +74,17 @@ BOMBS = {
     "an integer of a gigabyte": b"\x8b" + (1 << 30).to_bytes(4, "little") + b".",
     "lists in lists": b"]" * 200_000 + b"a" * 199_999 + b".",
     "one list in a thousand places": pickle.dumps(
-        {"segments": [{"blocks": (many := [{}] * 3000)}] * 3000, "device_traces": [many] * 3000}
+        {
+            "segments": [
+                {
+                    **dict.fromkeys(("device", "address", "total_size", "stream"), 1),
+                    "segment_type": "small",
+                    "blocks": [{"size": 1, "requested_size": 1, "state": "inactive"}] * 3000,
+                }
+            ]
+            * 3000,
+            "device_traces": [[{"action": "alloc"}] * 3000] * 3000,
+        }
     ),
 }
 

@@ -10,7 +10,8 @@ import pytest
 from memcalc.advice.explain.recorded import history, read
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.engine import engine
-from memcalc.files.snapshot_reader import check_snapshot
+from memcalc.files.artifact import decode
+from memcalc.files.snapshot_reader import Snapshot
 from memcalc.records.levels import Levels
 from memcalc.records.replay import Card, Wanted
 from memcalc.report import saved
@@ -59,7 +60,7 @@ WHOLE = sorted(
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.name.removesuffix(".pickle.gz"))
 def test_a_replay_has_the_levels_of_the_real_run_after_every_operation(path):
     whole = pickle.loads(gzip.decompress(path.read_bytes()))
-    calls, _ = history(check_snapshot(whole["snapshot"]))
+    calls, _ = history(decode(Snapshot, whole["snapshot"]))
     actions = [entry["action"] for entry in whole["snapshot"]["device_traces"][0]]
     card = Card(conf=whole["conf"], capacity=80 << 30)
     (replay,) = engine.player()(calls, [card], Wanted(levels=0))
