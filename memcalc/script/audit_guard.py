@@ -93,12 +93,8 @@ class AuditGuard:
         self._back_up(_resolve(path, folder, last=False))
 
     def renames(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Save the files at both paths of a rename, and all below them."""
-        self._back_up(_resolve(source, folder, last=False))
-        self.makes_name(source, target, folder, other)
-
-    def makes_name(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Save the file at the target path, or record that the path is new."""
+        """Save the files at both paths of a rename, or record that the second one is new."""
+        self.removes(source, folder)
         path = _resolve(target, other, last=False)
         if os.path.lexists(path):
             self._back_up(path)

@@ -37,22 +37,17 @@ def protect(shared: Path) -> None:
     ``shared``: the folder that this process shares with memcalc's own, within the run's.
     """
     try:
-        _enter_or_guard(shared)
+        if why := namespace.enter(shared).refused:
+            # Before the script can change any.
+            show(f"memcalc: {_GUARDED.format(why=why)}.\n")
+            guard = AuditGuard(shared.with_name(_ASIDE))
+            home = str(Path(__file__).resolve().parents[2])
+            then = _AT_THE_END.format(home=home, shared=str(shared))
+            shared.with_name(THEN).write_text(then)
+            guard.install()
     except OSError as error:
         failure.leave(shared, failure.NO_ROOM.format(shared, error.strerror))
         sys.exit(1)
-
-
-def _enter_or_guard(shared: Path) -> None:
-    """Enter a mount namespace; if the kernel refuses, install the audit hook."""
-    if why := namespace.enter(shared).refused:
-        # Before the script can change any.
-        show(f"memcalc: {_GUARDED.format(why=why)}.\n")
-        guard = AuditGuard(shared.with_name(_ASIDE))
-        home = str(Path(__file__).resolve().parents[2])
-        then = _AT_THE_END.format(home=home, shared=str(shared))
-        shared.with_name(THEN).write_text(then)
-        guard.install()
 
 
 def put_back(shared: Path, late: str = "") -> str | None:
