@@ -227,7 +227,7 @@ def answered(
     runs = [f"{plan.command} {words[end]}" for end in ("least", "most") if end in words]
     ends = [of_script(replace(plan, command=command)) for command in runs]
     found = environment.find(plan.torch, plan.transformers)
-    ran = Ran(torch=found.torch, transformers=answer.versions.get("transformers"))
+    ran = Ran(torch=found.torch.release, transformers=answer.versions.get("transformers"))
     # A run that has no room at a limit says nothing.
     return answer, [one for one in ends if isinstance(one, Prediction)], ran
 

@@ -262,7 +262,8 @@ class Run:
         if local is None and own.isdecimal() and len(own) < _DIGITS:
             devices = max(devices, int(own) + 1)
         engine = self._find_engine()
-        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.find_torch(self._python)
+        own_torch = (Path(engine.torch.root), engine.torch.cuda) if engine else None
+        root, cuda = own_torch or driver.find_torch(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         found = variables.numbered_gpus(os.environ, devices)
         if engine:

@@ -26,7 +26,7 @@ from memcalc.engine.environment import find
 from memcalc.records.progress import listening
 shutil.disk_usage = lambda _: types.SimpleNamespace(free=10**12)
 with listening(lambda at: print(at.text, flush=True)):
-    print(find(sys.argv[1]).root)
+    print(find(sys.argv[1]).torch.root)
 """
 
 
@@ -53,8 +53,8 @@ def test_the_installed_cuda_build_is_used_as_it_is(world):
     world.monkeypatch.setattr(subprocess, "Popen", unreachable)
     for named in (None, "2.14", "2.14.1", "2.14.1+cu130"):
         found = world.find(named)
-        assert (found.torch, found.cuda) == ("2.14.1", "13.0")
-        assert found.root == str(world.site / "torch")
+        assert (found.torch.release, found.torch.cuda) == ("2.14.1", "13.0")
+        assert found.torch.root == str(world.site / "torch")
         assert found.path == ()
         assert found.variables({"A": "1"}) == {"A": "1"}
 
@@ -65,13 +65,13 @@ def test_a_cpu_build_gets_the_cuda_build_of_its_release_once(world):
     wheels.cuda_wheel(world.offered, "2.13.0", "13.0")
     wheels.cuda_wheel(world.offered, "2.14.0", "13.0")
     found = world.find()
-    assert (found.torch, found.cuda) == ("2.13.0", "13.0")
+    assert (found.torch.release, found.torch.cuda) == ("2.13.0", "13.0")
     code = "import torch; print(torch.__version__, torch.__file__)"
     environ = found.variables({**os.environ, "PYTHONPATH": str(world.site)})
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["2.13.0+cu130", f"{found.root}/__init__.py"]
+    assert done.stdout.split() == ["2.13.0+cu130", f"{found.torch.root}/__init__.py"]
     shutil.rmtree(world.offered)
     world.set(HF_HUB_OFFLINE="1")
     assert world.find() == world.find("2.13") == found
@@ -88,7 +88,7 @@ def test_a_named_release_is_its_newest_patch_and_brings_what_it_lacks(world):
     wheels.wheel(world.offered, "tiny-math", "1.3")
     wheels.wheel(world.offered, "triton", "3.2")
     found = world.find("2.6")
-    assert (found.torch, found.cuda) == ("2.6.2", "12.4")
+    assert (found.torch.release, found.torch.cuda) == ("2.6.2", "12.4")
     assert {"torch", "sympy", "tiny_math", "triton"} <= set(os.listdir(found.path[0]))
 
 
@@ -99,7 +99,7 @@ def test_an_index_is_asked_for_the_newest_patch_for_this_python(world):
     index = wheels.Index(world.offered)
     world.set(PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
     world.monkeypatch.delenv("PIP_NO_INDEX")
-    assert world.find("2.6").torch == "2.6.1"
+    assert world.find("2.6").torch.release == "2.6.1"
     assert "GB to fetch" in world.said()[0]
     assert "has no PyTorch 2.6.2 for Python" in refused(lambda: world.find("2.6.2"))
 
@@ -113,7 +113,7 @@ def test_a_cpu_build_under_the_name_of_the_release_is_refused(world):
     world.monkeypatch.delenv("PIP_NO_INDEX")
     world.set(PIP_INDEX_URL=index.url)
     found = world.find("2.6")
-    assert found.cuda == "12.4"
+    assert found.torch.cuda == "12.4"
 
 
 def test_a_nightly_build_without_cuda_asks_for_a_release(world):
@@ -130,7 +130,7 @@ def test_a_release_that_no_index_has_is_one_sentence(world):
 def test_damage_is_seen_and_the_folder_made_anew(world):
     wheels.cuda_wheel(world.offered, "2.6.0")
     found = world.find("2.6")
-    library = f"{found.root}/lib/libtorch_cuda.so"
+    library = f"{found.torch.root}/lib/libtorch_cuda.so"
     os.truncate(library, 7)
     with world.monkeypatch.context() as offline:
         offline.setenv("HF_HUB_OFFLINE", "1")
@@ -153,7 +153,7 @@ def test_a_killed_memcalc_leaves_nothing_that_is_taken_for_whole(world):
     wait_for(lambda: world.left() == [])
     folders.locate("torch-2.6").mkdir()
     (world.bin / "uv").unlink()
-    assert world.find("2.6").torch == "2.6.0"
+    assert world.find("2.6").torch.release == "2.6.0"
     assert world.left() == []
 
 
@@ -224,7 +224,7 @@ def test_another_transformers_brings_its_own_packages_and_hides_what_does_not_fi
     for version in ("2.3", "2.4"):
         wheels.wheel(world.offered, "numpy", version)
     found = world.find(None, "4.48")
-    assert found.torch == "2.14.1"
+    assert found.torch.release == "2.14.1"
     kept = {"transformers-4.48.3", "tokenizers-0.21.4", "requests-2.32", "numpy-2.4"}
     assert world.brought(found) == kept
     # trainers needs peft, which needs a newer transformers.
@@ -279,7 +279,7 @@ def test_uv_looks_where_pip_is_told_to(world):
     world.set(PIP_FIND_LINKS="", PIP_EXTRA_INDEX_URL=index.url, UV_DEFAULT_INDEX="")
     world.monkeypatch.delenv("UV_DEFAULT_INDEX")
     world.set(PIP_INDEX_URL=index.url)
-    assert world.find("2.6").torch == "2.6.0"
+    assert world.find("2.6").torch.release == "2.6.0"
 
 
 @pytest.mark.parametrize("requires", [["torch"], pytest.param([], marks=pytest.mark.nightly)])
@@ -330,7 +330,7 @@ def test_doctor_tells_which_pytorch_runs_and_what_is_kept(world):
     assert "the first exact estimate fetches" in describe()[0].value
     wheels.cuda_wheel(world.offered, "2.13.0", "13.0")
     found = world.find()
-    os.unlink(f"{world.find().root}/version.py")
+    os.unlink(f"{world.find().torch.root}/version.py")
     facts = {fact.name: fact for fact in describe()}
     assert "unfinished or damaged" in facts["environment"].value
     assert world.find() == found

@@ -22,6 +22,7 @@ class Torch(msgspec.Struct, frozen=True):
     """A PyTorch in a folder."""
 
     root: str
+    """Its package folder."""
     version: str
     """With its local part: ``2.13.0+cpu``."""
     cuda: str
@@ -31,11 +32,6 @@ class Torch(msgspec.Struct, frozen=True):
     def release(self) -> str:
         """The version without its local part."""
         return self.version.split("+")[0]
-
-    @property
-    def built(self) -> tuple[str, str]:
-        """Return its version, and the CUDA it was built for."""
-        return self.version, self.cuda
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):

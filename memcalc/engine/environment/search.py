@@ -40,12 +40,7 @@ _NOT_OF_TORCH = ("torch", "torchvision", "torchaudio", "triton", *NVIDIA)
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Which PyTorch the engine's process imports, and what must be set for that."""
 
-    root: str
-    """PyTorch's package folder."""
-    torch: str
-    """Release, without its local part: ``2.14.1``."""
-    cuda: str
-    """CUDA it was built for: ``13.0``."""
+    torch: Torch
     path: tuple[str, ...] = ()
     """Folders that come first on ``PYTHONPATH``."""
     hidden: tuple[str, ...] = ()
@@ -75,14 +70,16 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     if sys.platform != "linux":
         raise EstimateError(ELSEWHERE)
     here = installed.torch_in(sys.path)
-    runs = here is not None and here.cuda and (not of_torch or of_torch.matches(*here.built))
-    if here and runs and of_transformers is None:
+    usable = here if here is not None and here.cuda else None
+    if usable and of_torch and not of_torch.matches(usable.version, usable.cuda):
+        usable = None
+    if usable and of_transformers is None:
         # The usual case: nothing is to be looked at but PyTorch's version.
-        return Environment(root=here.root, torch=here.release, cuda=here.cuda)
+        return Environment(torch=usable)
     below = installed.packages(sys.path)
     if of_transformers and (own := below.get("transformers")):
         of_transformers = None if of_transformers.matches(own.version) else of_transformers
-    if runs:
+    if usable:
         of_torch = None
     elif of_torch is None or (here and not of_torch.build and of_torch.matches(here.version)):
         of_torch = _require_release(here)
@@ -134,9 +131,7 @@ def _make_environment(
     other = here is None or here.release.split(".")[:2] != runs.release.split(".")[:2]
     versions = {name: one.version for name, one in brought.items()} | {"torch": runs.version}
     return Environment(
-        root=runs.root,
-        torch=runs.release,
-        cuda=runs.cuda,
+        torch=runs,
         path=tuple(sites),
         hidden=_list_hidden(below, versions, other_torch=other),
     )
