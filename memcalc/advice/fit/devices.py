@@ -1,14 +1,13 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.records import DevicesFit, GpuFit
+from memcalc.advice.fit.records import DevicesFit
 from memcalc.advice.remedies.bounds import Floor
-from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.answers import Answer, Answers
+from memcalc.estimation.answers import Answers
 from memcalc.records.plan import Plan
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
@@ -65,21 +64,3 @@ def _try_layouts(plan: Plan, count: int, answers: Answers, floor: Floor) -> Iter
 
 def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.fits
-
-
-def try_gpus(
-    plan: Plan, among: Sequence[catalog.Gpu], answers: Answers
-) -> Iterator[tuple[GpuFit, Answer]]:
-    """Estimate the plan on each GPU; yield whether it fits, and the estimate or error."""
-    plans = [replace(plan, gpu=gpu.name) for gpu in among]
-    for gpu, answer in zip(among, answers.predict(plans), strict=True):
-        row = GpuFit(
-            name=gpu.name,
-            capacity=gpu.memory,
-            price=catalog.prices().of.get(gpu.name),
-            fit=None,
-        )
-        if isinstance(answer, MemcalcError):
-            yield replace(row, reason=str(answer)), answer
-        else:
-            yield replace(row, fit=answer.fit, reason=answer.unknown.get("fit", "")), answer

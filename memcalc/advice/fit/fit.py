@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.devices import devices_that_fit, try_gpus
-from memcalc.advice.fit.limits import LimitSearch, longest_seq, make_probe, read_probe
+from memcalc.advice.fit.devices import devices_that_fit
+from memcalc.advice.fit.limits import LimitSearch, longest_seq, read_probe
 from memcalc.advice.fit.records import FitAnswer, GpuFit, Grid, Limit, Probe
 from memcalc.advice.remedies.records import Trial, fit_goal
 from memcalc.advice.remedies.search import advise
@@ -148,7 +148,14 @@ def _check_question(plan: Plan, find: Collection[str], memory: int | None) -> No
 def _try_all_gpus(so_far: _PartialAnswer, among: Sequence[catalog.Gpu], answers: Answers) -> None:
     """Add whether the plan fits each GPU, the cheapest first."""
     rows: list[GpuFit] = []
-    for row, found in try_gpus(so_far.answer.plan, among, answers):
+    plans = [replace(so_far.answer.plan, gpu=gpu.name) for gpu in among]
+    for gpu, found in zip(among, answers.predict(plans), strict=True):
+        price = catalog.prices().of.get(gpu.name)
+        row = GpuFit(name=gpu.name, capacity=gpu.memory, price=price, fit=None)
+        if isinstance(found, MemcalcError):
+            row = replace(row, reason=str(found))
+        else:
+            row = replace(row, fit=found.fit, reason=found.unknown.get("fit", ""))
         rows = sorted([*rows, row], key=lambda row: (row.price is None, row.price, row.capacity))
         so_far.add(gpus=tuple(rows), **_copy_notes(found))
 
@@ -242,7 +249,7 @@ def probe_all(plans: Sequence[Plan], answers: Answers) -> list[Probe]:
                 fit = replace(probe.fit, metric="allocated", needed_high=None, retries=0)
                 found[plan] = Probe(batch=plan.batch, seq=plan.seq, fit=fit)
                 return
-        found[plan] = make_probe(plan, answers)
+        found[plan] = read_probe(answers.predict_one(plan))
         if found[plan].fit.verdict is FitVerdict.DOES_NOT_FIT:
             too_large.append((plan, found[plan]))
 

@@ -23,15 +23,6 @@ _MOST_SEQ = 1 << 24
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
 
 
-def make_probe(plan: Plan, answers: Answers) -> Probe:
-    """Estimate a plan; return its batch, sequence and whether it fits its GPU.
-
-    Raises:
-        MemcalcError: it could not be estimated.
-    """
-    return read_probe(answers.predict_one(plan))
-
-
 def read_probe(found: Prediction) -> Probe:
     """Return an estimate's batch, sequence and whether it fits.
 
@@ -120,7 +111,7 @@ class LimitSearch:
             return self._known[size]
         plan = replace(self._plan, **{self._limit.axis: size})
         try:
-            probe = make_probe(plan, self._answers)
+            probe = read_probe(self._answers.predict_one(plan))
         except MemcalcError as error:
             if not self._known or size < min(self._known):
                 raise
