@@ -37,27 +37,23 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline to draw: bands, levels, phases and a limit, at moments of one width."""
 
     title: str
-    events: int
-    """Events of the step, before any were left out."""
+    line: Timeline
+    """What is drawn."""
     unit: Unit
     bands: tuple[Band, ...]
     """The lowest first."""
     levels: dict[str, tuple[int, ...]]
     """Lines of the allocator: ``allocated`` and ``reserved``, where they are known."""
-    phases: tuple[Stretch, ...]
     limit: int | None
     """Bytes that the GPU offers; ``None``: no GPU is named, or it offers far more."""
     gpu: str
-    requested: tuple[int, ...]
     moments: tuple[str, ...]
     """The event at each moment, and the bytes held after it."""
-    peak: int
-    """The number of the highest moment."""
 
     @property
     def highest(self) -> int:
         """The highest level of all."""
-        return max(self.levels.get("reserved", self.requested))
+        return max(self.levels.get("reserved", self.line.requested))
 
     def percent(self, size: float) -> float:
         """Return a size as a height in percent of the drawing."""
@@ -79,7 +75,8 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
     def wide_phases(self, share: int) -> list[Stretch]:
         """Return the phases longer than 1/``share`` of the drawing."""
-        return [one for one in self.phases if (one.end - one.begin) * share > len(self.requested)]
+        least = len(self.line.requested) / share
+        return [one for one in self.line.phases if one.end - one.begin > least]
 
     @property
     def ticks(self) -> list[tuple[int, str]]:
@@ -116,19 +113,16 @@ def _make_drawing(line: Timeline, title: str, fit: Fit | None) -> Drawing:
             floor = top
     return Drawing(
         title=title,
-        events=line.events,
+        line=line,
         unit=unit_for(highest),
         bands=tuple(bands),
         levels={name: level for name, level in levels.items() if level is not None},
-        phases=line.phases,
         limit=fit.limit if fit is not None and fit.limit <= highest * _FAR else None,
         gpu=fit.gpu if fit is not None else "",
-        requested=line.requested,
         moments=tuple(
             f"{phase}: {made}; {format_bytes(size)} held"
             for phase, made, size in zip(phases, line.made, line.requested, strict=False)
         ),
-        peak=line.peak,
     )
 
 

@@ -31,7 +31,7 @@ def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
     """Draw a step's memory as stacked bands by component, with allocator levels and GPU limit."""
     shown = drawing.whole(line, fit, _MOMENTS)
     figure, axes = _make_figure(9.5, 4.2)
-    unit, count = shown.unit.bytes, len(shown.requested)
+    unit, count = shown.unit.bytes, len(shown.line.requested)
 
     def divide(levels: Sequence[int]) -> list[float]:
         return [level / unit for level in levels]
@@ -46,7 +46,7 @@ def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
     if shown.limit is not None:
         label = untrusted_text.picture(f"{shown.gpu}: {format_bytes(shown.limit)}")
         axes.axhline(shown.limit / unit, color="#a3261b", lw=1, ls=(0, (8, 4)), label=label)
-    for one in shown.phases:
+    for one in shown.line.phases:
         axes.axvline(one.begin, color="black", lw=0.6, ls=":")
     level = shown.wide_phases(12)
     for one in shown.wide_phases(50):
@@ -55,15 +55,15 @@ def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
             xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", va="top",
             rotation=0 if one in level else 90,
         )  # fmt: skip
-    left = shown.peak > count / 2
-    height = shown.requested[shown.peak]
+    left = shown.line.peak > count / 2
+    height = shown.line.requested[shown.line.peak]
     axes.annotate(
-        f"peak {format_bytes(height)}", (shown.peak, height / unit), (-60 if left else 60, 12),
+        f"peak {format_bytes(height)}", (shown.line.peak, height / unit), (-60 if left else 60, 12),
         textcoords="offset points", ha="right" if left else "left",
         arrowprops={"arrowstyle": "->", "lw": 0.8},
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )  # fmt: skip
-    events = f"{shown.events:,} allocations and frees of one step, in order"
+    events = f"{shown.line.events:,} allocations and frees of one step, in order"
     axes.set(title=untrusted_text.picture(title), xlabel=events, ylabel=shown.unit.name, xticks=[])
     axes.set_xlim(0, count)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.22)

@@ -22,15 +22,15 @@ def timeline(line: Timeline, *, width: int = 100) -> str:
     figure = plotext.figure
     figure.clear()
     figure.theme("clear")
-    moments = list(range(len(shown.requested)))
+    moments = list(range(len(shown.line.requested)))
     # The whole stack first, then ever less of it over it: a cell shows the lowest band it touches.
     for band in reversed(shown.bands):
         figure.draw(
             figure.bar(moments, list(band.top), width=1.0, lines=False, marker=band.style.letter)
         )
-    ticks = [max(shown.requested) * quarter // 4 for quarter in range(5)]
+    ticks = [max(shown.line.requested) * quarter // 4 for quarter in range(5)]
     figure.ruler("y").ticks(ticks, [format_bytes(tick) for tick in ticks])
-    wide = [s for s in shown.phases if s.end - s.begin > len(s.phase.value) + 2]
+    wide = [s for s in shown.line.phases if s.end - s.begin > len(s.phase.value) + 2]
     figure.ruler("x").ticks([s.begin for s in wide], [s.phase.value for s in wide])
     figure.plot_size(width, _HEIGHT)
     drawn = plotext.uncolorize(str(figure.build()))

@@ -91,10 +91,10 @@ def test_the_bar_of_a_page_is_the_whole_card(traced):
 def test_a_drawing_shows_the_peak_and_says_what_happened_there(traced):
     line = timeline(traced.trace, traced.prediction.plan, engine.player())
     for one in (drawing.whole(line), drawing.close_up(line)):
-        assert len(one.moments) == len(one.requested) == len(one.bands[-1].top)
-        assert one.bands[-1].top == one.requested
-        assert one.y(one.requested[one.peak]) == min(map(one.y, one.requested))
-        assert line.made[line.peak] in one.moments[one.peak]
+        assert len(one.moments) == len(one.line.requested) == len(one.bands[-1].top)
+        assert one.bands[-1].top == one.line.requested
+        assert one.y(one.line.requested[one.line.peak]) == min(map(one.y, one.line.requested))
+        assert line.made[line.peak] in one.moments[one.line.peak]
 
 
 def _contrast(first, second):
