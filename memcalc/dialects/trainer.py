@@ -172,6 +172,7 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     asked = {
         key: keys.get(key) for key in ("deepspeed", "fsdp", "fsdp_config", "accelerate_config")
     }
+    ddp = {name: keys.get(f"ddp_{name}") for name in _DDP}
     if asked["deepspeed"]:
         config, name = _read_table_or_file(keys, "deepspeed", folder)
         said = deepspeed.read({**config, **_fill_precision(keys, config)}, name, given)
@@ -184,11 +185,8 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     elif asked["accelerate_config"]:
         said = accelerate.read(*_read_table_or_file(keys, "accelerate_config", folder), given)
     else:
-        told = {name: keys.get(f"ddp_{name}") for name in _DDP}
-        told = {name: value for name, value in told.items() if isinstance(value, int | bool)}
+        told = {name: value for name, value in ddp.items() if isinstance(value, int | bool)}
         return ({"parallel": "ddp", "parallel_args": told} if told else {}), ()
-    for name in _DDP:
-        keys.get(f"ddp_{name}")
     own = ("precision", "loop") if asked["accelerate_config"] else ("precision", "devices")
     left = {key: one for key, one in said.settings.items() if key not in own}
     return left, said.unread
