@@ -132,7 +132,7 @@ def attempt(case: Bad, folder: pathlib.Path, mark: str) -> tuple[int, list[str]]
     before = _digests(work)
     command = f"{sys.executable} -m memcalc {case.words}"
     environment = {
-        **os.environ, "MEMCALC_MARK": mark, "MEMCALC_WARM": "", "PYTHONPATH": str(ROOT),
+        **os.environ, "MEMCALC_MARK": mark, "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary), "MEMCALC_CACHE": str(folder / "cache"),
     }  # fmt: skip
     shell = _surrounded(case.surrounding, command, environment, work)

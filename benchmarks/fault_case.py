@@ -132,7 +132,6 @@ class Case:
             env={
                 **os.environ,
                 "MEMCALC_MARK": self.mark,
-                "MEMCALC_WARM": "",
                 "PYTHONPATH": str(ROOT),
                 **self.driver,
                 **self.environment,

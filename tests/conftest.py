@@ -8,10 +8,8 @@ import os
 import pathlib
 import platform
 import re
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 from filelock import FileLock
@@ -37,38 +35,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config):
-    """Start the processes for the session whose forks train for all tests.
+    """Start the processes for the session whose forks train for all tests."""
+    from tests import warm
 
-    A cold one takes seconds to import PyTorch and transformers; it does so when it is first asked.
-    A test that needs a process of its own sets ``MEMCALC_WARM`` to nothing.
-    """
-    if hasattr(config, "workerinput"):
-        return
-    from memcalc.children.client import WARM, launch
-    from memcalc.estimation.engine import KIND
-
-    _compile()
-    name = f"memcalc-tests-{os.getpid()}"
-    quiet = {"TRANSFORMERS_VERBOSITY": "error"}
-    config.stash[_WARM] = []
-    # One for runs on this machine's devices, and one that has opened the stub driver.
-    for kind in ("", KIND):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(f"\0{name}{kind}")
-            door.listen(64)
-            config.stash[_WARM].append(launch(door, {**os.environ, **quiet}, 2))
-    os.environ[WARM] = name
-    for kind in ("", KIND):
-        threading.Thread(target=_preload, args=(kind,), daemon=True).start()
-
-
-def _preload(kind):
-    from memcalc.children.client import ForkServer
-    from memcalc.errors import MemcalcError
-
-    # A session of few tests ends before this does.
-    with contextlib.suppress(MemcalcError), ForkServer(MemcalcError, os.environ, kind=kind) as own:
-        own.ask("tests.preload", "preload", {}, hint=(kind,))
+    if not hasattr(config, "workerinput"):
+        _compile()
+        config.stash[_WARM] = warm.start()
+    warm.share()
 
 
 def _compile():
@@ -150,8 +123,21 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def own_servers():
+    """Fork servers are started as by a user: none has imported anything for other tests."""
+    from memcalc.estimation.engine import engine
+    from tests import warm
+
+    engine.close()
+    warm.unshare()
+    yield
+    engine.close()
+    warm.share()
+
+
+@pytest.fixture
 def cold(tmp_path):
-    """Run the real command line in a process of its own, offline, in an empty folder."""
+    """Run the real command line in processes of its own, offline, in an empty folder."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

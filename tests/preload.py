@@ -9,8 +9,8 @@ MODULES = (
 )
 
 
-def warm(kind=""):
-    if not kind:
+def warm(kind):
+    if kind == "measure":
         return load("memcalc.measure.runs.run")
     from memcalc.engine import driver, simulated_gpu
     from memcalc.estimation.question import ASSUMED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -15,17 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memcalc.children.channel import Channel, is_of_this_user
+from memcalc.children.channel import Channel
 from memcalc.children.exit_reason import GARBLED, ending, oom_kills, read_end
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
 """Seconds to wait for a killed process to exit."""
-WARM = "MEMCALC_WARM"
-"""Environment variable with the abstract socket of a server that runs already; its kind follows.
-
-Tests set it, so that PyTorch is imported once; ``launch`` starts such a server.
-"""
 
 
 class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
@@ -36,7 +30,6 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         failure: type[MemcalcError],
         environment: Mapping[str, str],
         *,
-        kind: str = "",
         first: Sequence[str] = (),
         control: socket.socket | None = None,
     ) -> None:
@@ -45,12 +38,10 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         Args:
             failure: what is raised where a question fails.
             environment: variables of the server and its children.
-            kind: names a server of ``WARM`` by what it has loaded.
             first: folders that lead the import path.
             control: leads to a server that runs already.
         """
         self._first = tuple(first)
-        self._kind = kind
         self._failure = failure
         self.environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -190,16 +181,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         return True
 
     def _start(self) -> None:
-        """Connect to the server that ``MEMCALC_WARM`` names, or start one."""
-        known = "" if self._first else self.environment.get(WARM)
+        """Start the server process."""
         try:
-            if known:
-                self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._control.connect(f"\0{known}{self._kind}")
-                if not is_of_this_user(self._control):
-                    # Names of abstract sockets are anybody's to take.
-                    raise PermissionError(errno.EPERM, f"{WARM} is a process of another user")
-                return
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # A file, because a pipe that nobody reads would block a process that prints a lot.
             self._noise = os.memfd_create("noise")
@@ -236,8 +219,8 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start a fork server, which dies with this process; ``first`` leads its import path.
 
-    ``control``: a connected socket for requests, or one that listens for clients; ``noise``: the
-    descriptor that its standard error goes to.
+    ``control``: a connected socket for requests; ``noise``: the descriptor that its standard error
+    goes to.
 
     Raises:
         UsageError: the current folder is gone.

@@ -20,7 +20,6 @@ from typing import NoReturn
 import msgspec
 
 from memcalc.children import keeper
-from memcalc.children.channel import is_of_this_user
 from memcalc.children.child import Breadcrumbs, answer_once, die_with
 from memcalc.children.exit_reason import ending, oom_kills, read_end
 
@@ -84,11 +83,9 @@ class _Server:
         signal.signal(signal.SIGUSR1, lambda *_: self._leave_if_orphaned(asker))
         die_with(asker, signal.SIGUSR1)
 
-    def open(self, door: socket.socket) -> None:
-        """Handle requests of a connected client, or accept clients of a listening socket."""
-        arrivals = door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        does = self._accept if arrivals else self._receive
-        self._selector.register(door, selectors.EVENT_READ, does)
+    def open(self, control: socket.socket) -> None:
+        """Handle requests of a connected client."""
+        self._selector.register(control, selectors.EVENT_READ, self._receive)
         self._askers += 1
 
     def serve(self) -> None:
@@ -114,14 +111,6 @@ class _Server:
         """Exit if the parent is gone; the kernel also signals the end of one of its threads."""
         if os.getppid() != asker:
             self.leave()
-
-    def _accept(self, door: socket.socket) -> None:
-        """Accept a client of this user; close the connection of any other."""
-        arrived = door.accept()[0]
-        if is_of_this_user(arrived):
-            self.open(arrived)
-        else:
-            arrived.close()
 
     def _receive(self, control: socket.socket) -> None:
         """Read a request to fork or end a child from a control socket, and carry it out."""

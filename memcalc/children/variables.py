@@ -14,7 +14,7 @@ _NEEDED = re.compile(
     r"|CUDA_PATH|HF_(TOKEN|TOKEN_PATH|ENDPOINT|HUB_\w+)|HUGGING_?FACE_HUB_\w+"
     r"|(TRANSFORMERS|HF_DATASETS)_OFFLINE"
     r"|(https?|ftp|all|no)_proxy|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
-    r"|MEMCALC_(CACHE_SIZE|DEBUG|WARM|WORK)",
+    r"|MEMCALC_(CACHE_SIZE|DEBUG|WORK)",
     re.IGNORECASE,
 )
 """Names of variables that say where things are, how they are fetched and how text is written."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from memcalc.children import variables
-from memcalc.children.client import WARM, ForkServer
+from memcalc.children.client import ForkServer
 from memcalc.engine import driver, environment, replay, simulated_gpu
 from memcalc.errors import EstimateError, took_too_long
 from memcalc.estimation.kept import Traced
@@ -31,8 +31,6 @@ JOB = "memcalc.estimation.child"
 """The job module that runs plans."""
 RUN = "simulated run"
 """The name in sentences of a fork that runs a plan."""
-KIND = "-engine"
-"""The kind of fork server that has opened the stub driver."""
 _IDLE = 300.0
 """Seconds after which idle fork servers are ended."""
 _KEPT = 3
@@ -224,9 +222,7 @@ def _make_server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> For
     added["TORCHINDUCTOR_CACHE_DIR"] = inductor
     own = (variables.without_settings if releases.users_code else variables.select)(os.environ)
     own |= {**gpu, **_ENVIRONMENT, **added}
-    if alone:
-        own[WARM] = ""  # The tests' own server started with another GPU.
-    return ForkServer(EstimateError, own, kind=KIND, first=found.path)
+    return ForkServer(EstimateError, own, first=found.path)
 
 
 def _modules(question: ResolvedPlan) -> tuple[str, ...]:

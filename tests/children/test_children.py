@@ -21,7 +21,7 @@ JOB = "tests.children.job"
 
 @pytest.fixture(scope="module")
 def server():
-    with ForkServer(EstimateError, {**os.environ, "MINE": "yes", "MEMCALC_WARM": ""}) as server:
+    with ForkServer(EstimateError, {**os.environ, "MINE": "yes"}) as server:
         yield server
 
 
@@ -199,7 +199,7 @@ def test_an_asker_that_is_interrupted_leaves_no_job_behind(ask):
 
 def test_who_closes_a_server_that_another_thread_asks_leaves_the_last_word_to_that_thread():
     began, heard = threading.Event(), []
-    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
+    with ForkServer(EstimateError, os.environ) as server:
 
         def ask():
             try:
@@ -215,7 +215,7 @@ def test_who_closes_a_server_that_another_thread_asks_leaves_the_last_word_to_th
 
 
 def test_a_server_that_dies_takes_its_children_and_is_replaced():
-    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
+    with ForkServer(EstimateError, os.environ) as server:
         facts = server.ask(JOB, "run", {"do": "facts"})
         heard = []
 
@@ -234,7 +234,7 @@ def test_a_server_that_dies_takes_its_children_and_is_replaced():
 
 def test_a_server_outlives_the_thread_that_started_it():
     found = []
-    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
+    with ForkServer(EstimateError, os.environ) as server:
 
         def start():
             found.append(server.ask(JOB, "run", {"do": "facts"}))
@@ -244,6 +244,24 @@ def test_a_server_outlives_the_thread_that_started_it():
         thread.join()
         time.sleep(0.2)
         assert server.ask(JOB, "run", {"do": "facts"})["parent"] == found[0]["parent"]
+
+
+@pytest.mark.parametrize(
+    "rubbish", ["x\n", "{}\n", "[1]\n", '{"other": 1}\n', '{"fork": 1}\n', "\x00"]
+)
+def test_code_that_writes_to_all_descriptors_harms_nobody_but_itself(rubbish):
+    with ForkServer(EstimateError, os.environ) as server:
+        request = {"do": "babbles", "rubbish": rubbish, "and leaves": True}
+        with pytest.raises(EstimateError, match=r"unreadable message|without an answer"):
+            server.ask(JOB, "test", request)
+        assert server.ask(JOB, "test", {"do": "facts"})["pid"]
+
+
+def test_variables_that_are_not_in_utf8_are_left_out():
+    environment = {**os.environ, "ODD": "\udcff", "MINE": "1"}
+    with ForkServer(EstimateError, environment) as server:
+        facts = server.ask(JOB, "test", {"do": "facts"})
+    assert facts["mine"] == "1"
 
 
 def test_a_program_that_cannot_start_a_process_says_so(monkeypatch):
@@ -266,7 +284,7 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 from memcalc.children.client import ForkServer
 from memcalc.errors import EstimateError
-server = ForkServer(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})
+server = ForkServer(EstimateError, os.environ)
 facts = server.ask({JOB!r}, "run", {{"do": "facts"}})
 def heard(event):
     print(os.getpid(), facts["parent"], event["own"], event["pid"], flush=True)

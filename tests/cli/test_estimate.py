@@ -11,7 +11,7 @@ MAIN = ("estimate", "distilbert-base-cased", "--optim", "adam8bit")
 
 
 def test_the_main_job_answers_with_the_keys_that_others_rely_on(cold):
-    done = cold(*MAIN, "--format", "json", MEMCALC_WARM="")
+    done = cold(*MAIN, "--format", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["schema"] == 2
@@ -174,7 +174,7 @@ SHELL = {
 def test_no_variable_of_a_shell_is_heard_by_a_process_that_starts_with_it(cold, tmp_path, question):
     (tmp_path / "sized.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(8, 8)\n")
     asked = (*question, "--no-cache", "-f", "json")
-    here, there = (cold(*asked, MEMCALC_WARM="", **told) for told in ({}, SHELL))
+    here, there = (cold(*asked, **told) for told in ({}, SHELL))
     assert there.returncode == 0, there.stderr
     answers = [json.loads(one.stdout) for one in (here, there)]
     for figures in ("plan", "peak", "components", "phases"):

@@ -122,8 +122,7 @@ def test_a_check_that_cannot_show_its_verdict_is_over_where_it_is(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", ["check", "estimate distilgpt2 --no-cache"])
-def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):
-    monkeypatch.setenv("MEMCALC_WARM", "")
+def test_a_command_whose_folder_is_gone_says_so(words):
     done = typed(f"mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc {words}")
     assert done.returncode == 2
     assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
@@ -217,7 +216,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_WARM": "", "XDG_MARK": mark,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_MARK": mark,
              "TMPDIR": str(tmp_path / "tmp")},
         preexec_fn=_as_in_a_shell,
     )  # fmt: skip
@@ -284,7 +283,7 @@ def test_a_file_that_hides_a_module_is_named_in_one_sentence(tmp_path, name, tex
     (tmp_path / f"{name}.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "memcalc", *words.split()],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "MEMCALC_WARM": ""},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
     )

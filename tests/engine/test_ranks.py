@@ -164,9 +164,8 @@ def test_replicas_of_shards_talk_in_groups_of_their_own_size():
 
 
 @pytest.mark.nightly
-def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(monkeypatch):
+def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(own_servers):
     # The session's warm process has imported it; peft imports bitsandbytes.
-    monkeypatch.setenv("MEMCALC_WARM", "")
     found = memcalc.estimate(MODEL, batch=2, seq=64, gpu="H200", lora="r=4", devices=2)
     # cuBLAS's workspaces are a quarter of this on other cards.
     assert found.components[Component.WORKSPACES] % 33_554_432 < 1 << 20

@@ -40,13 +40,16 @@ def _python(packages: str, folder: Path) -> Path:
 def test_a_strangers_program_is_counted_as_it_counts_itself(program, tmp_path_factory, tmp_path):
     packages = re.search(r"^Requires: (.+)$", program.read_text(), re.MULTILINE)[1]
     python = _python(packages, tmp_path_factory.getbasetemp().parent)
-    own = {key: value for key, value in os.environ.items() if key != "MEMCALC_WARM"}
     words = [python, "-m", "memcalc", "simulate", "--gpu", "a10g", "--steps", "0"]
     words += ["-o", "answer.json", "--", "python", PROGRAMS[0].parent / "_count.py", program]
     run = subprocess.run(
         words,
         cwd=tmp_path,
-        env={**own, "PYTHONPATH": str(ROOT), "PATH": f"{python.parent}:{own['PATH']}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         check=False,

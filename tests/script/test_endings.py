@@ -129,8 +129,7 @@ def test_a_script_that_python_cannot_read_shows_no_frame_but_its_own(run, capfd)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [*script_faults.FAULTS, *script_faults.ENVIRONMENT])
-def test_a_script_that_goes_wrong_leaves_nothing_and_has_its_exit_code(name, capfd, monkeypatch):
-    monkeypatch.setenv("MEMCALC_WARM", "")
+def test_a_script_that_goes_wrong_leaves_nothing_and_has_its_exit_code(name, capfd, own_servers):
     assert script_faults.main(name) == 0, capfd.readouterr().out
 
 
