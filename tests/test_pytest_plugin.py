@@ -1,5 +1,7 @@
 """The pytest plugin, in runs of pytest of their own."""
 
+import contextlib
+import io
 import os
 import pathlib
 import subprocess
@@ -161,6 +163,7 @@ def test_estimate(memory_estimate):
 """
 OTHER_PLUGIN = """
 import pytest
+from tests.conftest import _same_variables
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
@@ -211,36 +214,28 @@ ERRORS = {
 }  # fmt: skip
 
 
-AT_NIGHT = (
-    "test_that_another_plugin_runs",
-    *("test_out_of_memory", "test_nothing_on_the_gpu", "test_own_failure_on_the_gpu"),
-    *("test_skips_itself", "test_a_coroutine"),
-    *("test_a_method_of_unittest_holds", "test_a_method_of_unittest_skips_itself"),
-    *("test_a_method_of_unittest_that_shall_fail", "test_a_method_of_unittest_takes_too_much"),
-)
-"""Each starts a process that imports PyTorch; what they prove others prove by day."""
+def run_pytest(folder, *options):
+    """Run pytest in this process, so that what runs on a simulated GPU is forked as by day."""
+    said = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+        without = ("-p", "no:memcalc", "-p", "no:xdist", "-p", "no:cacheprovider")
+        code = pytest.main([*options, *without, "--strict-markers"])
+    return code, said.getvalue()
 
 
-@pytest.fixture(scope="module")
-def run(shared, once, request):
+@pytest.fixture
+def run(shared, once, forked_scripts):
     """Result, text and properties of every test above, of a pytest of their own."""
     folder = shared / "plugin"
-    plugins = ["-p", "no:memcalc", "-p", "memcalc.pytest_plugin", "-p", "no:cacheprovider"]
-    options = ["--strict-markers", "--junit-xml=out.xml", "-p", "no:xdist", "test_it.py"]
-    if "not nightly" in request.config.getoption("markexpr"):
-        options += ["-k", " and ".join(f"not {name}" for name in AT_NIGHT)]
     with once("plugin"):
         if not folder.exists():
             folder.mkdir()
             (folder / "test_it.py").write_text(TESTS)
             (folder / "conftest.py").write_text(OTHER_PLUGIN)
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *plugins, *options],
-                cwd=folder, capture_output=True, text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-            assert done.returncode == 1, done.stdout + done.stderr
-            assert "skipped tests have memory budgets" in done.stdout
+            options = ("-p", "memcalc.pytest_plugin", "--junit-xml=out.xml")
+            code, said = run_pytest(folder, "test_it.py", *options)
+            assert code == 1, said
+            assert "skipped tests have memory budgets" in said
     return {case.get("name"): case for case in ET.parse(folder / "out.xml").iter("testcase")}
 
 
@@ -251,10 +246,7 @@ def told(case):
     return inside[0].tag, f"{inside[0].get('message')} {inside[0].text}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.nightly] if n in AT_NIGHT else []) for n in EXPECTED],
-)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_a_marked_test_is_told_what_it_cost(run, name):
     tag, text = told(run[name])
     wanted = EXPECTED[name]
@@ -269,15 +261,12 @@ def test_the_peak_is_the_bytes_that_were_taken(run):
     assert [p.get("value") for p in run["test_exact"].find("properties")] == [str(8 << 20)]
 
 
-def test_without_the_plugin_a_strict_pytest_refuses_the_marker(tmp_path):
-    (tmp_path / "test_it.py").write_text(TESTS.replace("import pytest, torch", "import pytest"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:memcalc", "--strict-markers", "test_it.py"],
-        cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "memory_budget" in done.stdout
+def test_without_the_plugin_a_strict_pytest_refuses_the_marker(tmp_path, monkeypatch):
+    monkeypatch.setattr(pytest.mark, "_markers", set())  # those that other runs have registered
+    (tmp_path / "test_strict.py").write_text(TESTS.replace("import pytest, torch", "import pytest"))
+    code, said = run_pytest(tmp_path, "test_strict.py")
+    assert code == 2
+    assert "memory_budget" in said
 
 
 def test_the_plugin_imports_nothing_heavy():
