@@ -50,10 +50,10 @@ reserved differs from run to run, and on a busy machine by several segments."""
 def cases():
     for name, (*_, ranks) in CASES.items():
         for rank in ranks:
-            marks = [] if (name, rank) == ("gpipe", 1) else [pytest.mark.nightly]
-            yield pytest.param(name, rank, marks=marks)
+            yield name, rank
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "rank"), cases())
 def test_a_rank_of_a_layout_takes_what_its_script_takes(
     name, rank, tmp_path, monkeypatch, forked_scripts

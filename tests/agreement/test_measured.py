@@ -1,8 +1,6 @@
 """A run that is measured over the stub driver reads in each phase what its estimate reads."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,23 +8,6 @@ from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
 from tests.agreement.test_pairs import LLAMA, SETTINGS
 
-MEASURES = """
-import json, sys
-from memcalc.engine import driver
-driver.open_stub()
-from memcalc.catalog.plan import make
-from memcalc.engine import simulated_gpu
-from memcalc.estimation.question import look_up
-question = look_up(make(json.loads(sys.argv[1])))
-simulated_gpu.insert(question.gpu, question.target)
-simulated_gpu.check(question.target)
-from memcalc.measure.runs.run import Options, measure
-measured = measure(question.plan, Options(device="cuda", steps=4))
-rungs = "requested", "allocated", "reserved"
-print(json.dumps([
-    [one.step, one.phase, *(getattr(one, rung) for rung in rungs)] for one in measured.phases
-]))
-"""
 PLANS = {
     "plain": {},
     "accumulated": {"grad_accum": 2, "precision": "amp-fp16", "max_grad_norm": 1.0},
@@ -35,18 +16,30 @@ PLANS = {
 """None of them decides by what it reads from the GPU, where numbers are made up here."""
 
 
+def measure_over_the_stub(settings):
+    """In a fork of a process that has opened the stub driver."""
+    from memcalc.engine import simulated_gpu
+    from memcalc.estimation.question import look_up
+    from memcalc.measure.runs.run import Options, measure
+
+    question = look_up(make(settings))
+    simulated_gpu.insert(question.gpu, question.target)
+    simulated_gpu.check(question.target)
+    measured = measure(question.plan, Options(device="cuda", steps=4))
+    return [
+        [one.step, one.phase.value, one.requested, one.allocated, one.reserved]
+        for one in measured.phases
+    ]
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(one, marks=() if one == "plain" else pytest.mark.nightly) for one in PLANS],
 )
-def test_a_run_is_measured_by_the_counters_that_its_estimate_reads(name, tmp_path):
+def test_a_run_is_measured_by_the_counters_that_its_estimate_reads(name, forked, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     settings = {"model": str(path), **SETTINGS, **PLANS[name]}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURES, json.dumps(settings)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    measured = forked(measure_over_the_stub, settings)
     read = Answers().trace(make(settings)).trace.readings
-    expected = [[r.step, r.phase.value, r.requested, r.allocated, r.reserved] for r in read]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert measured == [[r.step, r.phase.value, r.requested, r.allocated, r.reserved] for r in read]

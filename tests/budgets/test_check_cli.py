@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from memcalc.budgets import collect
+from memcalc.budgets import collect, remedies
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
@@ -270,7 +270,9 @@ limits.peak = "1 TiB"
 """
 
 
-def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, forked_scripts):
+def test_scripts_are_run_where_their_budgets_are_and_judged(
+    tmp_path, capfd, forked_scripts, monkeypatch
+):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs
@@ -283,8 +285,12 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, for
     (full,) = verdicts["full"]
     assert full.status is Status.OVER
     assert full.difference > 3 << 30
-    advise = Adviser(use_cache=False, timeout=math.inf)
-    told = advise(full.budget, found["full"], None)
+    asked = []
+    monkeypatch.setattr(
+        remedies, "simulate_command", lambda plan, *_, **__: asked.append(plan) or found["full"]
+    )
+    told = Adviser(use_cache=False, timeout=math.inf)(full.budget, found["full"], None)
+    assert [plan.alloc_conf for plan in asked] == ["expandable_segments:True"]
     assert told.startswith("the script itself must need less: ")
     assert told.endswith("with expandable_segments:True")
     (fails,) = verdicts["fails"]
@@ -335,10 +341,10 @@ limits.peak = "1 GiB"
 def test_no_run_takes_longer_than_the_time_it_is_given(memcalc, tmp_path):
     (tmp_path / "hangs.py").write_text(HANGS)
     (tmp_path / "memcalc.toml").write_text(HANGING)
-    done = memcalc("check", "--timeout", "5", "-f", "json")
+    done = memcalc("check", "--timeout", "2", "-f", "json")
     assert done.returncode == 3, done.stderr
     command, model = sorted(one["reason"] for one in json.loads(done.stdout)["budgets"])
-    told = "took longer than 5 seconds and was ended: give it more with --timeout."
+    told = "took longer than 2 seconds and was ended: give it more with --timeout."
     assert (command, model) == (f"The command {told}", f"The simulated run {told}")
     here = [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)]
     assert [one for one in here if one.pid != os.getpid()] == []

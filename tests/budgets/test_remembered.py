@@ -67,9 +67,9 @@ def test_a_command_runs_again_when_what_it_reads_has_changed_and_not_before(
         (again, ran), (kept, ran_twice) = check(), check()
         assert (ran, ran_twice, again) == (True, False, kept), name
     assert kept.prediction.peak.requested > first.prediction.peak.requested
-    monkeypatch.setenv("WIDTH", "16")
-    assert check()[1]
     assert check(use_cache=False)[1]
+    monkeypatch.setenv("MEMCALC_MINE", "16")
+    assert check()[1]
 
 
 def test_a_script_that_asks_a_host_or_starts_a_program_is_run_each_time(tmp_path):

@@ -2,10 +2,11 @@
 
 import os
 import shutil
-import sys
 from types import SimpleNamespace
 
-from memcalc.engine.environment import find, folders
+from uv import find_uv_bin
+
+from memcalc.engine.environment import find, folders, uv
 from memcalc.records.progress import listening
 from tests.engine import wheels
 
@@ -29,7 +30,12 @@ class World:
             PIP_FIND_LINKS=str(self.offered),
             PATH=f"{self.bin}:/usr/bin:/bin",
         )
+        # pip takes a third of a second to say so.
+        self._read_pip_settings = uv._read_pip_settings
+        known = {"no-index": "1", "find-links": str(self.offered)}
+        monkeypatch.setattr(uv, "_read_pip_settings", lambda: known)
         self.told = []
+        (self.bin / "uv").symlink_to(self.real_uv)
         # The disk under the tests may be nearly full, and the wheels here are tiny.
         self.has_free(10**12)
 
@@ -40,6 +46,12 @@ class World:
     def set(self, **variables):
         for name, value in variables.items():
             self.monkeypatch.setenv(name, value)
+
+    def ask_pip(self, **variables):
+        """Let pip say where packages are: by these variables, in an index."""
+        self.monkeypatch.setattr(uv, "_read_pip_settings", self._read_pip_settings)
+        self.monkeypatch.delenv("PIP_NO_INDEX")
+        self.set(**variables)
 
     def has(self, name, version, **more):
         wheels.install(self.site, name, version, **more)
@@ -56,11 +68,12 @@ class World:
 
     @property
     def real_uv(self):
-        return f"{sys.executable} -m uv"
+        return find_uv_bin()
 
     def uv(self, script):
         """uv whose installing is this script; it begins in the folder of what is fetched."""
         path = self.bin / "uv"
+        path.unlink()
         rest = f'case "$*" in "pip install"*) ;; *) exec {self.real_uv} "$@" ;; esac\n'
         path.write_text(f"#!/bin/bash\n{rest}{script}")
         path.chmod(0o755)

@@ -73,7 +73,13 @@ def over_cudnn():
     process.close()
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "capability",
+    [
+        pytest.param(one, marks=[] if one in ("7.5", "9.0", "12.0") else pytest.mark.nightly)
+        for one in CAPABILITIES
+    ],
+)
 def test_convolutions_train_by_the_real_cudnn(over_cudnn, capability):
     answer = over_cudnn(CONVOLUTIONS, capability)
     assert answer.pop("used") is True
@@ -280,6 +286,7 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
     )
 
 
+@pytest.mark.nightly
 def test_a_program_ends_normally():
     cudnn_process.cudnn()
     root, cuda = cudnn_process.cuda_torch()

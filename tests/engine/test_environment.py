@@ -97,8 +97,7 @@ def test_an_index_is_asked_for_the_newest_patch_for_this_python(world):
     newer = wheels.cuda_wheel(world.offered, "2.6.2")
     newer.rename(world.offered / "torch-2.6.2-cp38-cp38-manylinux1_x86_64.whl")
     index = wheels.Index(world.offered)
-    world.set(PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
-    world.monkeypatch.delenv("PIP_NO_INDEX")
+    world.ask_pip(PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
     assert world.find("2.6").torch.release == "2.6.1"
     assert "GB to fetch" in world.said()[0]
     assert "has no PyTorch 2.6.2 for Python" in refused(lambda: world.find("2.6.2"))
@@ -110,8 +109,7 @@ def test_a_cpu_build_under_the_name_of_the_release_is_refused(world):
     assert folders.existing() == {}
     index = wheels.Index(world.offered.with_name("index"))
     wheels.cuda_wheel(index.folder, "2.6.0")
-    world.monkeypatch.delenv("PIP_NO_INDEX")
-    world.set(PIP_INDEX_URL=index.url)
+    world.ask_pip(PIP_INDEX_URL=index.url)
     found = world.find("2.6")
     assert found.torch.cuda == "12.4"
 
@@ -275,17 +273,14 @@ def test_a_build_without_cuda_of_another_package_is_replaced(world):
 def test_uv_looks_where_pip_is_told_to(world):
     wheels.cuda_wheel(world.offered, "2.6.0")
     index = wheels.Index(world.offered)
-    world.monkeypatch.delenv("PIP_NO_INDEX")
-    world.set(PIP_FIND_LINKS="", PIP_EXTRA_INDEX_URL=index.url, UV_DEFAULT_INDEX="")
-    world.monkeypatch.delenv("UV_DEFAULT_INDEX")
-    world.set(PIP_INDEX_URL=index.url)
+    world.ask_pip(PIP_EXTRA_INDEX_URL=index.url, PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
     assert world.find("2.6").torch.release == "2.6.0"
 
 
 @pytest.mark.parametrize("requires", [["torch"], pytest.param([], marks=pytest.mark.nightly)])
 def test_what_is_compiled_for_another_pytorch_is_hidden(world, requires):
-    real = pytest.importorskip("torch").__file__
-    library = os.path.join(os.path.dirname(real), "lib", "libtorch_python.so")
+    (real,) = importlib.util.find_spec("torch").submodule_search_locations
+    library = os.path.join(real, "lib", "libtorch_python.so")
     assert any(name.startswith("libc10") for name in elf.read_dependencies(pathlib.Path(library)))
     world.has_torch("2.14.1+cu130", "13.0")
     world.has("attention", "2.8", requires=requires, modules={"attention/_C.so": b""})

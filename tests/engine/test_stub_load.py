@@ -243,7 +243,8 @@ def test_libraries_are_not_loaded_from_a_folder_that_others_can_write_to(tmp_pat
     assert load.prepare(root, cuda) == made
 
 
-@pytest.mark.parametrize("name", ["file", pytest.param("has space", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["file", "has space"])
 def test_libraries_that_the_cache_cannot_hold_go_with_the_process(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()

@@ -85,13 +85,10 @@ RANKS = [
     for one in run.ranks
 ]
 WITHIN = 0.001
-BY_DAY = "distilbert-base-cased fsdp2 rank 0"
 
 
-@pytest.mark.parametrize(
-    ("name", "run"),
-    [pytest.param(*one, marks=[] if one[0] == BY_DAY else pytest.mark.nightly) for one in RANKS],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "run"), RANKS)
 def test_the_peak_of_a_recorded_rank_is_met(name, run):
     (answer,) = answers([replace(run.plan, torch=None)], use_cache=False)
     found = peak(answer, run.measurement, "requested")

@@ -30,7 +30,7 @@ FEW = {
     "runs-torch2.13-cc90": (0, 8, 30),
     "runs-optimizers-torch2.13-cc90": (0, 20),
     "loops-torch2.13-cc75": (0,),
-    "quant-torch2.13-cc90": (0, 3),
+    "quant-torch2.13-cc90": (19, 24),
     "flash-torch2.13-cc90": (0,),
 }
 """Runs that are compared by default, by recording."""

@@ -260,23 +260,25 @@ def test_importing_memcalc_brings_nothing_heavy():
 HOLD = "x = bytearray(200 << 20); import time; time.sleep(1); raise SystemExit(7)"
 
 
-def test_any_command_is_watched_and_its_exit_code_passed_on(cold, tmp_path):
+def test_any_command_is_watched_and_its_exit_code_passed_on(cold, request, tmp_path, monkeypatch):
     done = cold("run", "-o", "own.json", "--", sys.executable, "-c", f"print('hers'); {HOLD}")
     assert done.returncode == 7
     assert done.stdout == "hers\n"
     [run] = load(tmp_path / "own.json")
     assert run.measurement.peak_rss > 200 << 20
     assert "NVML" in run.measurement.unknown["process_used"]
-    assert cold("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    here = request.getfixturevalue("memcalc")  # its name is that of the package
+    assert here("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
     (tmp_path / "mine.py").write_text("mine")
-    refused = cold("run", "-o", "mine.py", "--", "sh", "-c", "exit 7")
+    refused = here("run", "-o", "mine.py", "--", "sh", "-c", "exit 7")
     assert (refused.returncode, (tmp_path / "mine.py").read_text()) == (2, "mine")
     for place in ("nowhere/own.json", "/dev/full", "n" * 300):
-        done = cold("run", "-o", place, "--", "sh", "-c", "exit 7", TMPDIR=str(tmp_path))
+        done = here("run", "-o", place, "--", "sh", "-c", "exit 7")
         assert done.returncode == 7, place
         assert "warning: Cannot write" in done.stderr
     assert len(list(tmp_path.glob("memcalc-*/*"))) == 3
-    missing = cold("run", "no-such-command")
+    missing = here("run", "no-such-command")
     assert missing.returncode == 2
     assert "no-such-command" in missing.stderr
 

@@ -210,8 +210,8 @@ def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
 
 
 def test_a_program_finds_the_variables_that_stand_before_it(here):
-    (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
-    for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
+    (here / "train.py").write_text("import os\nassert os.environ['MEMCALC_MINE'] == '3'\n")
+    for words, code in ((["MEMCALC_MINE=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
         assert simulate(make_plan(words)).ending.code == code
 
 

@@ -206,7 +206,11 @@ launch_command(launch_command_parser().parse_args(words))
 
 
 @pytest.mark.parametrize(
-    ("launcher", "typed"), [(EXECUTED, "--nproc-per-node 2"), (CALLED, "--nproc-per-node=2")]
+    ("launcher", "typed"),
+    [
+        (EXECUTED, "--nproc-per-node 2"),
+        pytest.param(CALLED, "--nproc-per-node=2", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_program_that_becomes_a_launcher_is_what_that_starts(
     launcher, typed, tmp_path, monkeypatch

@@ -1,7 +1,7 @@
 """Data loaders with workers load in this process what their workers would load."""
 
 import ast
-import subprocess
+import runpy
 import sys
 
 LOADERS = """
@@ -68,8 +68,13 @@ LOADERS = """
 """
 
 
-def test_batches_and_random_numbers_are_those_of_real_workers(run, tmp_path):
+def run_on_the_cpu():
+    sys.argv = ["train.py", "cpu"]
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def test_batches_and_random_numbers_are_those_of_real_workers(run, forked, tmp_path):
     assert run(LOADERS, "cuda", steps=0).ending.code == 0
-    subprocess.run([sys.executable, "train.py", "cpu"], check=True, cwd=tmp_path)
+    forked(run_on_the_cpu)
     simulated, real = ((tmp_path / f"{place}.txt").read_text() for place in ("cuda", "cpu"))
     assert ast.literal_eval(simulated) == ast.literal_eval(real)
