@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +50,9 @@ def gpt2(**more: Any) -> Any:
 def llama() -> Any:
     import transformers
 
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}
     config = transformers.LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=1000,
-        use_cache=False,
+        **sizes, num_hidden_layers=2, num_attention_heads=4, use_cache=False
     )
     return transformers.LlamaForCausalLM(config)
 
@@ -221,17 +216,14 @@ def simulated(name: str) -> dict[str, Any]:
 
 
 def main(file: str, *names: str) -> None:
+    import tables
+
     path = Path(file)
     known = json.loads(path.read_text()) if path.exists() else {"programs": {}}
     known["gpu"] = GPU
     for name in names or PROGRAMS:
         known["programs"][name] = simulated(name)
-        known["versions"] = {}
-        for package in PACKAGES:
-            try:
-                known["versions"][package] = version(package)
-            except PackageNotFoundError:
-                continue
+        known["versions"] = tables.versions(PACKAGES)
         path.write_text(json.dumps(known, indent=1) + "\n")
     failed = [name for name, found in known["programs"].items() if "failed" in found]
     if failed:

@@ -35,26 +35,22 @@ def _convolution() -> None:
     layer(torch.ones(8, 64, 56, 56, device="cuda")).sum().backward()
 
 
-def _optimizer(**settings: bool) -> None:
+def _step(optimizer: Callable[..., torch.optim.Optimizer], **settings: bool) -> None:
     weight = nn.Parameter(_square())
     weight.grad = torch.ones_like(weight)
-    torch.optim.AdamW([weight], **settings).step()
+    optimizer([weight], **settings).step()
 
 
 def _triton() -> None:
     from memcalc.optim import AdamW8bit
 
-    weight = nn.Parameter(_square())
-    weight.grad = torch.ones_like(weight)
-    AdamW8bit([weight]).step()
+    _step(AdamW8bit)
 
 
 def _bitsandbytes() -> None:
     from bitsandbytes.optim import AdamW8bit
 
-    weight = nn.Parameter(_square())
-    weight.grad = torch.ones_like(weight)
-    AdamW8bit([weight]).step()
+    _step(AdamW8bit)
 
 
 RUNGS: dict[str, Callable[[], object]] = {
@@ -67,8 +63,8 @@ RUNGS: dict[str, Callable[[], object]] = {
     "backward of a product": lambda: (_square(grad=True) @ _square()).sum().backward(),
     "attention": _attention,
     "convolution": _convolution,
-    "AdamW, tensor lists": lambda: _optimizer(foreach=True),
-    "AdamW, fused": lambda: _optimizer(fused=True),
+    "AdamW, tensor lists": lambda: _step(torch.optim.AdamW, foreach=True),
+    "AdamW, fused": lambda: _step(torch.optim.AdamW, fused=True),
     "a Triton kernel": _triton,
     "bitsandbytes": _bitsandbytes,
     "Fourier transform": lambda: torch.fft.fft(_square()),

@@ -186,13 +186,12 @@ def commands(folder: str, rounds: int) -> None:
 
 
 def waits(folder: str, rounds: int) -> None:
+    environment = {**os.environ, "MEMCALC_CACHE": f"{folder}/cache"}
+
     def ask(verb: str, plan: dict[str, object]) -> list[float]:
         words = [PYTHON, "-c", _ASK, verb, json.dumps(plan)]
-        environment = {**os.environ, "MEMCALC_CACHE": f"{folder}/cache"}
-        done = subprocess.run(
-            words, check=True, capture_output=True, text=True, cwd=folder, env=environment
-        )
-        found: list[float] = json.loads(done.stdout.splitlines()[-1])
+        said = subprocess.check_output(words, text=True, cwd=folder, env=environment)
+        found: list[float] = json.loads(said.splitlines()[-1])
         return found
 
     for plan in (*PLANS, OVER_GPUS):

@@ -13,7 +13,6 @@ own error and not counted either, unless it trains without keys and values and i
 
 import argparse
 import collections
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -118,12 +117,14 @@ def main() -> None:
     if arguments.markdown:
         sys.stdout.write(page(json.loads(arguments.markdown.read_text())))
         return
+    import tables
     import torch  # noqa: F401  Imported before the forks, so that each pays nothing.
     import transformers  # noqa: F401
 
     rows = []
     again = set(arguments.again.split(",")) if arguments.again else None
-    kept = _kept(arguments.output) if again else {}
+    before = json.loads(arguments.output.read_text())["rows"] if again else []
+    kept = {(row[0], row[1]): row for row in before}
     for task in TASKS if not arguments.task else (arguments.task,):
         for model_type, entry in architectures.table().items():
             if task in entry["heads"] and arguments.only in model_type:
@@ -141,15 +142,8 @@ def main() -> None:
           f"{counts['untrainable']} cannot be trained, {counts['unbuildable']} cannot be built",
           file=sys.stderr)  # fmt: skip
     if arguments.output:
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-        head = json.dumps({"versions": versions})[:-1]
-        arguments.output.write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
-
-
-def _kept(path: pathlib.Path) -> dict[tuple[str, str], list]:
-    """Rows of a saved table, by task and model type."""
-    return {(row[0], row[1]): row for row in json.loads(path.read_text())["rows"]}
+        versions = tables.versions(("torch", "transformers"))
+        tables.write_rows(arguments.output, {"versions": versions}, "rows", rows)
 
 
 PAGE = """# Which architectures run

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 import tables
+from judge_recordings import CARDS
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.engine import engine
@@ -17,7 +18,6 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 
 PHASES = ("load", "forward", "prefill", "decode")
-GPU = {"cc90": "H200", "cc80": "A100-80GB", "cc75": "T4"}
 
 
 def label(run: dict) -> str:
@@ -42,7 +42,8 @@ def compare(name: str, runs: Sequence[dict]) -> Iterator[dict[tuple[str, str], f
     Raises:
         MemcalcError: one could not be estimated.
     """
-    gpu = GPU[name.rpartition("-")[2]]
+    major, minor = name.rpartition("-cc")[2]
+    gpu = CARDS[f"{major}.{minor}"]
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
             config = pathlib.Path(folder) / f"{run['config']['model_type']}-{number}.json"

@@ -8,13 +8,13 @@ the parameters are on the device. tests/registry holds the closed forms against 
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
 import warnings
 from importlib.metadata import version
 
+import tables
 import torch
 from torch import nn
 
@@ -102,9 +102,8 @@ def main() -> None:
                 versions[package] = version(package)
             except MemcalcError as error:
                 print(f"{name}: {error}", file=sys.stderr)
-    head = json.dumps({"environment": versions, "shapes": SHAPES})[:-1]
-    lines = ",\n".join(map(json.dumps, runs))
-    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+    head = {"environment": versions, "shapes": SHAPES}
+    tables.write_rows(arguments.output, head, "runs", runs)
 
 
 if __name__ == "__main__":

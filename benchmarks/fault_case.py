@@ -1,5 +1,6 @@
 """One ``memcalc measure`` command that a fault is injected into."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -8,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import psutil
+import tables
 
 from memcalc.files.results import load
 
@@ -83,9 +87,30 @@ def left(mark: str) -> list[str]:
     deadline = time.monotonic() + 5
     while (found := living(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
+    kill(found, signal.SIGKILL)
     return [f"process {pid} is left" for pid in found]
+
+
+def kill(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those processes that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def judge_output(said: str, code: int, allowed: Container[int]) -> list[str]:
+    """Return what is wrong with what a command printed and with its exit code."""
+    broken = ["traceback: " + said[-500:]] if "Traceback" in said else []
+    return [*broken, *([] if code in allowed else [f"exit code {code}: {said[-300:]}"])]
+
+
+def write_cases(path: pathlib.Path | None, head: dict[str, object], cases: list[dict]) -> NoReturn:
+    """Write what came of all cases, one a line; the exit code says whether a promise is broken."""
+    broken = sum(bool(case["broken"]) for case in cases)
+    print(f"{len(cases)} cases, {broken} of them break a promise")
+    if path is not None:
+        tables.write_rows(path, {**head, "broken": broken}, "cases", cases)
+    sys.exit(bool(broken))
 
 
 @dataclass

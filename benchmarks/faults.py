@@ -16,24 +16,19 @@ import pathlib
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 import bad_inputs
-from fault_case import Case
+from fault_case import Case, judge_output, kill, write_cases
 
 CODES = {0, 2, 3, 124, 130}
 
 
 def _kill_some(case: Case, which: Callable[[list], list], number: int) -> None:
     case.wait()
-    for pid in which(case.processes()):
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+    kill(which(case.processes()), number)
 
 
 def kill_the_run(case: Case) -> None:
@@ -45,19 +40,12 @@ def kill_what_forks_the_runs(case: Case) -> None:
     _kill_some(case, lambda pids: pids[1:2], signal.SIGKILL)
 
 
-def kill_the_command(case: Case) -> None:
-    case.killed = True
-    _kill_some(case, lambda pids: pids[:1], signal.SIGKILL)
+def end_the_command(number: int) -> Callable[[Case], None]:
+    def end(case: Case) -> None:
+        case.killed = True
+        _kill_some(case, lambda pids: pids[:1], number)
 
-
-def ask_the_command_to_end(case: Case) -> None:
-    case.killed = True
-    _kill_some(case, lambda pids: pids[:1], signal.SIGTERM)
-
-
-def press_ctrl_c(case: Case) -> None:
-    case.killed = True
-    _kill_some(case, lambda pids: pids[:1], signal.SIGINT)
+    return end
 
 
 def press_ctrl_c_late(case: Case) -> None:
@@ -80,9 +68,9 @@ def nothing(case: Case) -> None:
 FAULTS: list[tuple[str, Callable[[Case], None], dict]] = [
     ("the run is killed", kill_the_run, {}),
     ("the process that forks the runs is killed", kill_what_forks_the_runs, {}),
-    ("memcalc is killed", kill_the_command, {}),
-    ("memcalc is asked to end", ask_the_command_to_end, {}),
-    ("Ctrl-C at any moment", press_ctrl_c, {}),
+    ("memcalc is killed", end_the_command(signal.SIGKILL), {}),
+    ("memcalc is asked to end", end_the_command(signal.SIGTERM), {}),
+    ("Ctrl-C at any moment", end_the_command(signal.SIGINT), {}),
     ("Ctrl-C after the first run", press_ctrl_c_late, {}),
     ("the answer pipe carries rubbish", nothing, {"middle": "Babbles"}),
     ("the disk is full from the start", nothing, {"file_limit": 16}),
@@ -130,13 +118,8 @@ def give(number: int, case: bad_inputs.Bad) -> dict:
 
 
 def _judge(case: Case, before: list[str], said: str) -> list[str]:
-    broken = []
-    if "Traceback" in said:
-        broken.append("traceback: " + said[-500:])
-    code = case.started.returncode
-    if code not in CODES and not (case.killed and code in (-2, -9, -15)):
-        broken.append(f"exit code {code}: {said[-300:]}")
-    broken += case.left()
+    allowed = CODES | ({-2, -9, -15} if case.killed else set())
+    broken = judge_output(said, case.started.returncode, allowed) + case.left()
     try:
         lost = set(before) - set(case.runs() or [])
     except Exception as error:
@@ -171,18 +154,7 @@ def main() -> None:
         results.append(give(number, case))
         print(json.dumps(results[-1]), flush=True)
     kinds = collections.Counter(result["fault"] for result in results)
-    broken = [result for result in results if result["broken"]]
-    print(f"{len(results)} faults and bad inputs, {len(broken)} of them break a promise")
-    if arguments.output is not None:
-        body = {
-            "seed": arguments.seed,
-            "span": span,
-            "faults": kinds,
-            "broken": len(broken),
-            "cases": results,
-        }
-        arguments.output.write_text(json.dumps(body).replace('{"number"', '\n{"number"') + "\n")
-    sys.exit(bool(broken))
+    write_cases(arguments.output, {"seed": arguments.seed, "span": span, "faults": kinds}, results)
 
 
 if __name__ == "__main__":

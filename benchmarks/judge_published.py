@@ -138,7 +138,6 @@ def release_of(version: str | None) -> str | None:
 
 
 def numbers(release: str) -> tuple[int, ...]:
-    """Of a release, to be compared."""
     return tuple(map(int, release.split(".")))
 
 
@@ -220,12 +219,12 @@ def answered(
     """What memcalc says of a plan, of its runs at the limits, and which releases ran."""
     if reason:
         return EstimateError(reason), [], None
-    answer = of_script(plan) if plan.command else predicted(plan)
+    answer = predicted(plan)
     if not isinstance(answer, Prediction):
         return answer, [], None
     words = source.get("limits", {})
     runs = [f"{plan.command} {words[end]}" for end in ("least", "most") if end in words]
-    ends = [of_script(replace(plan, command=command)) for command in runs]
+    ends = [predicted(replace(plan, command=command)) for command in runs]
     found = environment.find(plan.torch, plan.transformers)
     ran = Ran(torch=found.torch.release, transformers=answer.versions.get("transformers"))
     # A run that has no room at a limit says nothing.
@@ -235,14 +234,8 @@ def answered(
 def predicted(plan: Plan) -> Prediction | Exception:
     """What memcalc says of a plan, or why it says nothing."""
     try:
-        return engine.predict(plan)
-    except MemcalcError as error:
-        return error
-
-
-def of_script(plan: Plan) -> Prediction | Exception:
-    """What memcalc says of a script, or why it says nothing."""
-    try:
+        if not plan.command:
+            return engine.predict(plan)
         found = simulate(plan)
     except MemcalcError as error:
         return error

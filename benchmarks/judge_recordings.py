@@ -131,8 +131,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     told.close()
     try:
         readings, error = heard.recv()
-        for step, phase, *levels in readings:
-            _raise_to(seen, step, phase, levels)
+        seen = tables.highest(readings)
     except EOFError:
         error = "the run died"
     fork.join()
@@ -174,12 +173,6 @@ def _run(plan: Any, recording: dict[str, Any], told: Connection) -> None:
     levels = ((one.step, one.phase.value, one) for one in found.readings)
     rows = [(step, phase, *(getattr(one, rung) for rung in RUNGS)) for step, phase, one in levels]
     told.send((rows, ""))
-
-
-def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:
-    """Micro-batches of one step have the same phases: the highest counts."""
-    before = peaks.get((step, phase), (0,) * len(RUNGS))
-    peaks[step, phase] = tuple(max(a, b or 0) for a, b in zip(before, levels, strict=True))
 
 
 def label(plan: Any) -> str:

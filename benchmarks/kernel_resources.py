@@ -7,7 +7,6 @@ Needs Triton and no GPU: Triton brings its own assembler. The tables go into doc
 """
 
 import argparse
-import json
 import pathlib
 import re
 import subprocess
@@ -83,9 +82,8 @@ def measure(kernel, capability, dtype, even):
     }
 
 
-def document(recorded):
+def document(rows):
     """The table of docs/optimizers.md: registers of a thread / shared bytes of a program."""
-    rows = recorded["variants"]
     found = {(r["kernel"], r["dtype"], r["wide"], r["capability"]): r for r in rows}
     head = " | ".join(f"{c // 10}.{c % 10}" for c in CAPABILITIES)
     lines = [f"| kernel | weights | loads | {head} |", "|---|---|---|" + "---|" * len(CAPABILITIES)]
@@ -102,6 +100,7 @@ def main():
     parser.add_argument("--kernel", choices=KERNELS, action="append")
     parser.add_argument("--capability", type=int, choices=CAPABILITIES, action="append")
     arguments = parser.parse_args()
+    import tables
     import triton
 
     variants = [
@@ -111,12 +110,9 @@ def main():
         for even in (True, False)
         for capability in arguments.capability or CAPABILITIES
     ]
-    recorded = {"triton": triton.__version__, "variants": variants}
-    lines = ",\n".join(map(json.dumps, variants))
-    head = json.dumps({"triton": recorded["triton"]})[:-1]
-    arguments.output.write_text(f'{head}, "variants": [\n{lines}\n]}}\n')
+    tables.write_rows(arguments.output, {"triton": triton.__version__}, "variants", variants)
     if not (arguments.kernel or arguments.capability):
-        print(document(recorded))
+        print(document(variants))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import pathlib
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
-from fault_case import Case
+from fault_case import Case, judge_output, kill, write_cases
 
 from memcalc.files.results import Run, load
 
@@ -191,11 +190,7 @@ def _signal(which: Callable[[list[int]], list[int]], number: int) -> Callable[[C
         # On a busy machine they may not have started yet.
         while not (found := which(case.processes())) and case.started.poll() is None:
             time.sleep(0.05)
-        for pid in found:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        kill(found, number)
 
     return act
 
@@ -302,28 +297,15 @@ def inject(fault: Fault, seed: int, span: float = 3.0) -> dict:
 
 
 def _judge(fault: Fault, case: Case, said: str) -> list[str]:
-    broken = []
-    if "Traceback" in said:
-        broken.append("traceback: " + said[-500:])
-    if case.started.returncode not in fault.codes:
-        broken.append(f"exit code {case.started.returncode}: {said[-300:]}")
-    broken += case.left()
+    broken = judge_output(said, case.started.returncode, fault.codes) + case.left()
     path = case.folder / case.output
-    if fault.lost:
-        return [*broken, *_readable(path)]
+    if fault.lost and not (path.exists() and path.stat().st_size):
+        return broken
     try:
-        return [*broken, *_kept(fault, load(path))]
+        runs = load(path)
     except Exception as error:
         return [*broken, f"the file cannot be read: {error}"]
-
-
-def _readable(path: pathlib.Path) -> list[str]:
-    try:
-        if path.exists() and path.stat().st_size:
-            load(path)
-    except Exception as error:
-        return [f"the file cannot be read: {error}"]
-    return []
+    return broken if fault.lost else [*broken, *_kept(fault, runs)]
 
 
 def _kept(fault: Fault, runs: list[Run]) -> list[str]:
@@ -361,12 +343,7 @@ def main() -> None:
         if arguments.only in fault.name and fault.name not in known:
             results.append(inject(fault, arguments.seed))
             print(json.dumps(results[-1]), flush=True)
-    broken = sum(bool(result["broken"]) for result in results)
-    print(f"{len(results)} faults, {broken} of them break a promise")
-    if arguments.output is not None:
-        body = {"seed": arguments.seed, "broken": broken, "cases": results}
-        arguments.output.write_text(json.dumps(body).replace('{"fault"', '\n{"fault"') + "\n")
-    sys.exit(bool(broken))
+    write_cases(arguments.output, {"seed": arguments.seed}, results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def main() -> None:
             continue
         known["gpu"] = found.get("card", GPU)
         # Packages that are not here were there for the scripts that stay as they are.
-        known["versions"] |= {"torch": found["torch"].split("+")[0], **_versions()}
+        known["versions"] |= {"torch": found["torch"].split("+")[0], **tables.versions(_PACKAGES)}
         peaks = found["peaks"]
         known["runs"][script.stem] = peaks if reads == "zeros" else {**peaks, "reads": reads}
         known["runs"] = dict(sorted(known["runs"].items()))
@@ -124,35 +123,15 @@ def _simulated(script: Path, settings: dict[str, Any], **how: bool) -> dict[str,
 
 
 def _on_card(script: Path) -> tuple[str, dict[str, Any] | None]:
-    with tempfile.NamedTemporaryFile("r") as told:
+    """What was found; ``None``: the script failed, or never ended."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with tempfile.NamedTemporaryFile("r") as told, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _BARE, told.name, str(script.resolve())]
-        done = _ran(command)
-        return "known", None if done is None else json.loads(told.read())
-
-
-def _ran(command: Sequence[str]) -> str | None:
-    """What a command printed; ``None``: it failed, or never ended, as some loops over zeros."""
-    with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
-                stdout=subprocess.PIPE,
-                check=False,
-                timeout=TIMEOUT,
-            )
-        except subprocess.TimeoutExpired:
-            return None
-    return None if done.returncode else done.stdout.decode()
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            subprocess.run(command, cwd=folder, env=environment, check=True, timeout=TIMEOUT)
+        except subprocess.SubprocessError:
+            return "known", None
+        return "known", json.loads(told.read())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ state on the device, on the host and managed, and the peaks of requested, alloca
 bytes in each phase of the first and of the last step.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
 
 STANDIN = Path(__file__).resolve().parent.parent / "evidence" / "standin"
+Peaks = tuple[int, ...]
+"""Bytes requested, allocated and reserved."""
 LAST = 3
 """Number of the last step that is recorded, from zero."""
 _STEPS = {0: "first", LAST: "last"}
@@ -52,6 +56,21 @@ def _text(recording: dict[str, Any]) -> str:
     return f'{json.dumps(head)[:-1]}, "runs": {opened}\n' + ",\n".join(lines) + f"\n{closed}}}"
 
 
+def write_rows(path: Path, head: dict[str, Any], name: str, rows: Iterable[Any]) -> None:
+    """Write an object in JSON whose last value is a list, one row of it a line."""
+    lines = ",\n".join(map(json.dumps, rows))
+    path.write_text(f'{json.dumps(head)[:-1]}, "{name}": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found: dict[str, str] = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 def encode_run(plan: Plan, state: Any, phases: Iterable[Any], rank: int | None = None) -> Any:
     """Return a run as a table keeps it.
 
@@ -61,12 +80,10 @@ def encode_run(plan: Plan, state: Any, phases: Iterable[Any], rank: int | None =
         phases: rows of step, phase, requested, allocated and reserved bytes.
         rank: the process that was recorded, of several.
     """
-    peaks: dict[str, dict[str, list[int]]] = {}
-    for step, phase, *levels in phases:
+    peaks: dict[str, dict[str, Peaks]] = {}
+    for (step, phase), levels in highest(phases).items():
         if step in _STEPS:
-            # Micro-batches of one step have the same phases: the highest counts.
-            known = peaks.setdefault(_STEPS[step], {}).setdefault(phase, levels)
-            known[:] = [max(a or 0, b or 0) for a, b in zip(known, levels, strict=True)]
+            peaks.setdefault(_STEPS[step], {})[phase] = levels
     settings = encode(plan)
     return {
         "plan": {name: settings[name] for name in changed_settings(plan)},
@@ -74,6 +91,15 @@ def encode_run(plan: Plan, state: Any, phases: Iterable[Any], rank: int | None =
         "state": state and [state[name] for name in ("device", "host", "managed")],
         **peaks,
     }
+
+
+def highest(rows: Iterable[Any]) -> dict[tuple[int, str], Peaks]:
+    """Return levels by step and phase; of micro-batches, which have the same, the highest."""
+    found: dict[tuple[int, str], Peaks] = {}
+    for step, phase, *levels in rows:
+        before = found.get((step, phase), (0,) * len(levels))
+        found[step, phase] = tuple(max(a, b or 0) for a, b in zip(before, levels, strict=True))
+    return found
 
 
 def phases_of(run: dict[str, Any]) -> Iterator[tuple[int, str, list[int]]]:
