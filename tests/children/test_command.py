@@ -80,8 +80,15 @@ with command.own_folder() as folder:
 """
 
 
+BY_DAY = ("KILL", "INT")
+
+
+def signals(*names):
+    return [pytest.param(one, marks=() if one in BY_DAY else pytest.mark.nightly) for one in names]
+
+
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("name", ["TERM", "HUP", "KILL", "INT"])
+@pytest.mark.parametrize("name", signals("TERM", "HUP", "KILL", "INT"))
 def test_a_command_ends_with_whoever_started_it_and_leaves_nothing(name, at_once, mark, tmp_path):
     then, shell = str(tmp_path / "then"), LEAVES.format(mark=mark) + f"echo; sleep {mark}"
     code = STARTS.format(root=str(ROOT), then=then, shell=shell)
@@ -115,7 +122,7 @@ import time
 for word in ("begun", "done"):
     with open({said!r}, "a") as file:
         print(word, file=file)
-    time.sleep(0.5)
+    time.sleep(0.3)
 """
 ENDS_SLOWLY = """
 import sys
@@ -127,7 +134,7 @@ with command.own_folder() as folder:
 """
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL", "INT"])
+@pytest.mark.parametrize("name", signals("TERM", "KILL", "INT"))
 def test_what_is_done_when_a_command_has_ended_is_done_once_whoever_dies(name, tmp_path):
     said = tmp_path / "said"
     code = ENDS_SLOWLY.format(root=str(ROOT), slowly=SLOWLY.format(said=str(said)))

@@ -70,7 +70,10 @@ def test_accumulated_gradients_are_alive_in_forward():
     assert levels[1][Phase.FORWARD] - levels[0][Phase.FORWARD] == gradients
 
 
-@pytest.mark.parametrize("model", ["distilbert-base-cased", "gpt2", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize(
+    "model",
+    ["distilbert-base-cased", "gpt2", pytest.param("Qwen/Qwen3-0.6B", marks=pytest.mark.nightly)],
+)
 @pytest.mark.parametrize("optim", [pytest.param("adamw", marks=pytest.mark.nightly), "adam8bit"])
 def test_exact_parts_are_those_of_the_trace(once, model, optim):
     with once(f"{model.replace('/', '-')} {optim}"):

@@ -102,6 +102,7 @@ def test_weights_that_only_a_gpu_can_compress_are_refused_in_a_sentence(run, cap
 
 STARTS = """
 import os, subprocess, sys
+os.environ["PATH"] = os.getcwd() + ":" + os.environ["PATH"]
 subprocess.run([sys.executable, "-c", "pass"])
 subprocess.run(["true", "x.py"])
 subprocess.run(f"cd . && A=1 {sys.executable} -m none.train --lr 3 2> /dev/null", shell=True)
@@ -112,6 +113,7 @@ print(subprocess.check_output([sys.executable, "other.py", "a b"]).decode())
 
 def test_python_programs_that_a_script_starts_are_named(run, tmp_path):
     (tmp_path / "other.py").write_text("import sys\nprint(sys.argv[1])\n")
+    (tmp_path / "torchrun").symlink_to("/bin/true")
     found = run(STARTS)
     assert (found.ending.code, found.traced) == (0, None)
     first, second, third = found.ending.started

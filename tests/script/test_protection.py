@@ -123,7 +123,9 @@ os.kill(os.getppid() if whose == "keeper" else os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("whose", ["script", "keeper", "both keepers"])
+@pytest.mark.parametrize(
+    "whose", ["script", "both keepers", pytest.param("keeper", marks=pytest.mark.nightly)]
+)
 def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, whose):
     work = tmp_path / "work"
     for name in ("folder", "empty"):

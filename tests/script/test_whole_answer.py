@@ -157,10 +157,16 @@ def test_an_evaluation_after_training_that_keeps_its_outputs_leaks(run):
     assert prediction.growth.bytes >= 4096 * 512 * 4
     assert prediction.growth.holder.startswith("kept")
     assert prediction.fit.verdict is FitVerdict.LEAKS
+
+
+@pytest.mark.nightly
+def test_an_evaluation_after_training_that_keeps_nothing_does_not_leak(run):
     assert run(EVALUATES.replace("{then}", "pass"), gpu="t4").traced.prediction.growth is None
 
 
-@pytest.mark.parametrize("where", ["torch.no_grad()", "torch.enable_grad()"])
+@pytest.mark.parametrize(
+    "where", ["torch.enable_grad()", pytest.param("torch.no_grad()", marks=pytest.mark.nightly)]
+)
 def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run, where):
     rollouts = """
         import torch
@@ -292,11 +298,9 @@ IN_HOOKS = """
     def other():
         torch.zeros(1 << 22, device="cuda")
     if __name__ == "__main__":
-        process = multiprocessing.get_context("spawn").Process(target=other)
-        process.start()
-        process.join()
+        {begins}
         model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()
-        optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
+        optimizers = {{p: torch.optim.AdamW([p]) for p in model.parameters()}}
         def update(p):
             optimizers[p].step()
             optimizers[p].zero_grad()
@@ -307,12 +311,17 @@ IN_HOOKS = """
 """
 
 
-def test_gradients_are_known_in_hooks_and_other_processes_are_told(run):
-    prediction = run(IN_HOOKS, gpu="2xt4").traced.prediction
+SPAWNS = "multiprocessing.get_context('spawn').Pool(1).apply(other)"
+
+
+@pytest.mark.parametrize("begins", ["pass", pytest.param(SPAWNS, marks=pytest.mark.nightly)])
+def test_gradients_are_known_in_hooks_and_other_processes_are_told(run, begins):
+    prediction = run(IN_HOOKS.format(begins=begins), gpu="2xt4").traced.prediction
     assert prediction.peak.phase is Phase.BACKWARD
     assert prediction.components[Component.GRADIENTS] == 4 * 512 * 512
-    assert any(one.startswith("processes that the script started") for one in prediction.uncounted)
     assert any("uses 1 of 2 GPUs" in one for one in prediction.assumptions)
+    told = any(one.startswith("processes that the script started") for one in prediction.uncounted)
+    assert told == (begins == SPAWNS)
 
 
 OWN = """
