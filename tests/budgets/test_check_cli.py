@@ -172,17 +172,6 @@ def test_a_terminal_that_knows_only_ascii_gets_an_answer(cold, repository):
     assert "gr\\xf6\\xdfe" in done.stdout
 
 
-def test_the_light_path_imports_nothing_heavy(repository):
-    code = (
-        "import sys; from memcalc.cli.app import app\n"
-        "try: app(['check'])\nexcept SystemExit as e: assert e.code == 0\n"
-        "heavy = {'torch', 'transformers', 'yaml', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=repository(), check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
-
-
 def test_a_measured_run_is_saved_and_judged_elsewhere(memcalc, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     (tmp_path / "memcalc.toml").write_text(

@@ -6,12 +6,12 @@ from memcalc.catalog import gpus
 from memcalc.catalog.gpus import architectures
 from memcalc.catalog.plan import describe_gpu_name, make
 from memcalc.errors import UsageError
-from memcalc.units import MIB, printed_bytes
 
 GIB = 1 << 30
 
 
-def test_an_entry_is_possible():
+def test_the_table_is_wide_and_each_entry_is_possible():
+    assert len(gpus.table()) >= 130
     for gpu in gpus.table():
         assert 2 * GIB < gpu.memory < 300 * GIB
         assert gpu.nvml_memory is None or gpu.memory <= gpu.nvml_memory
@@ -22,26 +22,18 @@ def test_an_entry_is_possible():
         assert gpu.source
 
 
-def test_the_table_is_wide():
-    assert len(gpus.table()) >= 130
-
-
 def test_a_gpu_whose_reading_is_missing_offers_what_its_model_offers_less_of_nvmls_total():
     like, derived = gpus.find("RTX 4080 SUPER"), gpus.find("RTX 4090 Laptop")
     assert derived.nvml_memory - derived.memory == like.nvml_memory - like.memory
     assert "RTX 4080 SUPER" in derived.source
 
 
-def test_a_gpu_answers_to_its_own_names_in_every_spelling():
+def test_a_gpu_answers_to_its_own_names_in_every_spelling_and_to_its_drivers():
     for gpu in gpus.table():
         for name in (gpu.name, *gpu.aliases):
             for typed in (name, name.lower(), f"NVIDIA {name}", name.replace(" ", "-"),
                           name.replace(" ", "")):  # fmt: skip
                 assert gpus.find(typed) is gpu
-
-
-def test_a_gpu_is_found_by_what_its_driver_says():
-    for gpu in gpus.table():
         assert gpus.find(gpu.driver_name, gpu.nvml_memory or gpu.memory) is gpu
 
 
@@ -196,11 +188,3 @@ def test_a_published_reading_is_kept_to_its_mebibyte():
 )
 def test_several_in_a_box_are_those_that_are_sold_in_one(typed, meant):
     assert gpus.find(make({"model": "gpt2", **typed}).gpu).name == meant
-
-
-@pytest.mark.parametrize(
-    ("text", "half"), [("555 MiB", MIB // 2), ("1 KiB", 512), ("7 B", 0), ("1.5 GiB", MIB * 51.2)]
-)
-def test_a_printed_figure_stands_for_all_that_round_to_it(text, half):
-    low, high = printed_bytes(text)
-    assert (high - low) / 2 == pytest.approx(half, abs=1)

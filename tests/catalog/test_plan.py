@@ -1,12 +1,9 @@
-"""Settings become a plan or one sentence; sizes keep their bytes."""
+"""Settings become a plan or one sentence."""
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from memcalc import units
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.files import artifact
@@ -32,36 +29,6 @@ from memcalc.records.trace import Phase
 def test_a_bad_setting_is_named(settings, words):
     with pytest.raises(UsageError, match=words):
         make(settings)
-
-
-@given(st.integers(0, 1 << 60))
-def test_exact_bytes_survive_the_trip_through_text(count):
-    assert units.parse_bytes(f"{count} B") == count
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("1 KiB", 1024), ("1kB", 1000), ("14.5 GiB", 15569256448), ("0.1 GB", 100_000_000)],
-)
-def test_sizes_are_read_in_both_bases(text, count):
-    assert units.parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "12", "GiB", "1.5.2 GiB", "-1 GiB", "1 GiBs"])
-def test_a_size_without_sense_is_refused(text):
-    with pytest.raises(UsageError, match="not a size"):
-        units.parse_bytes(text)
-
-
-def test_a_size_that_no_machine_has_is_refused():
-    with pytest.raises(UsageError, match="no size that fits a machine"):
-        units.parse_bytes("99999999999999999999 GiB")
-
-
-@pytest.mark.parametrize("text", ["1 Gib", "15 Gb", "3.5Mib"])
-def test_bits_are_not_taken_for_bytes(text):
-    with pytest.raises(UsageError, match=r"is a size in bits: write (GiB|GB|MiB) for bytes"):
-        units.parse_bytes(text)
 
 
 def test_a_footprint_out_of_ladder_order_cannot_be_made():

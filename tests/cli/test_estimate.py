@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -300,32 +298,6 @@ def test_where_one_of_several_optimizers_fails_the_others_are_shown_and_the_exit
     assert done.returncode == 3
     assert "adamw" in done.stdout
     assert done.stderr.startswith("sgd: The simulated run stopped.")
-
-
-@pytest.mark.parametrize("arguments", ["--help", "list models", "list optimizers", "list gpus"])
-def test_help_and_lists_import_nothing_heavy(arguments):
-    code = (
-        "import sys, runpy\n"
-        f"sys.argv = ['memcalc', *{arguments.split()!r}]\n"
-        "try:\n    runpy.run_module('memcalc', run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'bitsandbytes', 'numpy', 'matplotlib', 'plotext'}\n"
-        "heavy &= set(sys.modules)\n"
-        "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "HEAVY []" in done.stderr
-
-
-def test_the_analytic_method_imports_nothing_heavy():
-    code = (
-        "import sys, memcalc.estimation.estimate as api\n"
-        "p = api.estimate('distilbert-base-cased', method='analytic', optim='adam8bit')\n"
-        "assert p.components['optimizer_state'] == 134004336\n"
-        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_what_is_written_to_a_file_is_named_beside_the_answers_that_are_piped(memcalc, tmp_path):

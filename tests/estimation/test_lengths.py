@@ -46,7 +46,7 @@ def test_a_hundred_batches_take_no_less_than_the_largest_alone(plan):
     "text",
     [
         *("normal:nan,1", f"normal:{'9' * 400},1", "uniform:\u0664,9", "uniform:9,4", "n" * 300),
-        *("", ".", "uniform:1e400,2"),
+        *("", ".", "uniform:1e400,2", "normal:1", "gauss:3,4", "nowhere.txt"),
     ],
 )
 def test_what_are_no_lengths_is_refused(text):
@@ -70,19 +70,6 @@ def test_lengths_are_drawn_the_same_every_time(tmp_path):
     file = tmp_path / "lengths.txt"
     file.write_text("7\n9\n")
     assert set(samples(str(file), 50, None)) == {7, 9}
-
-
-@pytest.mark.parametrize("text", ["normal:1", "gauss:3,4", "uniform:9,5", "nowhere.txt"])
-def test_what_is_no_length_is_said_so(text):
-    with pytest.raises(UsageError, match="--lengths"):
-        samples(text, 5, None)
-
-
-def test_a_file_of_something_else_is_said_so(tmp_path):
-    file = tmp_path / "lengths.txt"
-    file.write_text("seven\n")
-    with pytest.raises(UsageError, match="one whole number of tokens a line"):
-        samples(str(file), 5, None)
 
 
 @pytest.fixture

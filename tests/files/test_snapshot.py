@@ -60,11 +60,6 @@ def test_a_file_that_wants_to_run_code_is_refused_and_runs_none(tmp_path, monkey
     assert not (tmp_path / "made").exists()
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
-        read_snapshot(tmp_path / "nothing.pickle")
-
-
 BOMBS = {
     "a memo of two billion places, in nine bytes": b"\x80\x04Nr\xff\xff\xff\x7f.",
     "the same in text": b"Np2147483647\n.",

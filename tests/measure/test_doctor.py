@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.measure.driver import GIB, ROOT, SLICE, Driver, card, compile_driver, process
+from tests.measure.driver import GIB, ROOT, SLICE, card, process
 
 
 def lines(text):
@@ -21,8 +21,7 @@ def test_it_says_what_works_and_what_to_do_about_the_rest(cold):
     assert "--device cpu" in found["measure"]
 
 
-def test_it_lists_cards_slices_and_who_uses_them(tmp_path):
-    driver = Driver(folder=compile_driver(tmp_path), script=tmp_path / "script")
+def test_it_lists_cards_slices_and_who_uses_them(driver):
     driver.write(
         card(used=2 * GIB),
         process(77, None, name="trainer"),

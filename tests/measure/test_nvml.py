@@ -8,18 +8,8 @@ from tests.measure.driver import GIB, SLICE, A, Driver, card, compile_driver, pr
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compile_driver(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
 def old_library(tmp_path_factory):
     return compile_driver(tmp_path_factory.mktemp("old"), "-DOLD_DRIVER")
-
-
-@pytest.fixture
-def driver(library, tmp_path):
-    return Driver(folder=library, script=tmp_path / "script")
 
 
 READ = """
@@ -91,14 +81,6 @@ def test_every_failure_of_the_driver_is_one_sentence(driver, line, kind, words):
     assert words in sentence
     assert sentence.count(".") - sentence.count(".so.1") <= 2
     assert "\n" not in sentence
-
-
-def test_without_a_driver_the_sentence_says_so(driver, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    kind, sentence = read(driver, LD_LIBRARY_PATH=str(empty))
-    assert kind == "no driver"
-    assert "libnvidia-ml.so.1" in sentence
 
 
 def test_memory_of_a_process_that_is_not_available_is_unknown(driver):
