@@ -191,7 +191,7 @@ def test_whatever_was_read_lies_in_the_range_of_its_gpu_and_of_any(readings):
             assert _contains(anywhere, r)
 
 
-def test_a_reading_is_possible():
+def test_readings_are_possible_and_of_many_kinds_and_none_is_there_twice():
     for reading in script.table():
         assert gpus.find(reading.gpu).name == reading.gpu
         assert 0 < reading.low <= reading.high < 8 << 30
@@ -200,14 +200,8 @@ def test_a_reading_is_possible():
         assert reading.source
         assert reading.measured or reading.source.startswith("https://")
 
-
-def test_no_reading_is_there_twice():
     known = [(r.gpu, r.stage, r.low, r.source) for r in script.table()]
-    assert len(known) == len(set(known))
-
-
-def test_readings_are_of_many_kinds():
-    assert len(script.table()) >= 40
+    assert len(known) == len(set(known)) >= 40
     assert len({r.gpu for r in script.table()}) >= 18
 
 

@@ -208,10 +208,8 @@ def test_presets_stand_for_settings_and_give_way_to_what_is_said():
         make({"model": "smollm2-135m", "preset": "huge"})
 
 
-def test_adapters_train_on_a_quantized_base_and_nothing_else_does():
+def test_adapters_train_on_a_quantized_base():
     assert make({"model": "smollm2-135m", "quant": "nf4"}).adapters == "r=16,target=all-linear"
-    with pytest.raises(UsageError, match="only adapters train"):
-        make({"model": "smollm2-135m", "quant": "nf4", "lora": "none"})
     assert make({"model": "smollm2-135m", "lora": "none"}).adapters is None
     assert make({"model": "smollm2-135m"}).adapters is None
 

@@ -190,18 +190,18 @@ UNKNOWN = """
     out = net(torch.randn(512, 64).cuda())
     loss = out.square().mean()
     loss.backward()
-    for size in (1000, 1 << 17, 1 << 18, 1 << 22, 100_000_000):
+    for size in (1000, 1 << 17, 1 << 18, 1 << 21, 100_000_000):
         large = torch.empty(size, device="cuda") * 2
         assert torch.isfinite(large).all() and not torch.isnan(large).any()
         assert not torch.isinf(large).any() and not (large != large).any()
-        assert size > 1 << 22 or large[torch.isfinite(large)].shape == large.shape
+        assert size > 1 << 21 or large[torch.isfinite(large)].shape == large.shape
     assert all(torch.isfinite(one.grad).all() for one in net.parameters())
     assert math.isfinite(1 / loss.item()) and math.isfinite(math.log10(loss.item()))
     assert loss.item() == loss.item() > 0.05 and out.std().item() > 0
     assert (out.max() - out.min()).item() > 0 and out.max().item() > out.min().item()
     pool = (torch.empty(3, 4096, device="cuda") * 2).unbind()
     assert len(torch.cat([scores.topk(100).indices for scores in pool]).unique()) == 300
-    for rows in (out, torch.empty(4096, 3000, device="cuda") * 2):
+    for rows in (out, torch.empty(1024, 3000, device="cuda") * 2):
         shares = rows.detach().softmax(-1)
         assert torch.allclose(shares.cpu().sum(-1), torch.ones(len(rows)), atol=1e-5)
         assert abs(shares[3].tolist()[0] - shares[3].cpu()[0]) == 0

@@ -124,13 +124,6 @@ def test_code_that_cannot_be_had_is_one_sentence(file, name, said):
         program(name, "x=float32[5,3,8,8]")
 
 
-def test_a_batch_beside_inputs_of_another_size_is_refused():
-    given = {"model": "own_net:Net", "inputs": ["x=float32[5,3,8,8]"]}
-    assert make({**given, "batch": 5}).batch == 5
-    with pytest.raises(UsageError, match="describe 5 samples"):
-        make({**given, "batch": 16})
-
-
 @pytest.mark.parametrize(
     ("name", "row"),
     [
