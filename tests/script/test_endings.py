@@ -75,6 +75,8 @@ time.sleep(0.2)
 """
 
 
+# In one run of thirty its peaks cannot be told: threads allocate while peaks are read.
+@pytest.mark.nightly
 def test_threads_that_train_on_do_not_end_the_process(run):
     assert run(BEGIN + ON_AND_ON).ending.code == 0
 
