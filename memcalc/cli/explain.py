@@ -48,16 +48,13 @@ def command(
         return
     if words:
         raise UsageError(_ONLY_LOGS)
-    plans, kept = _read_plans(settings)
-    plans = plans or [make_plan(settings, "memcalc explain answers for")]
-    if len(plans) > 1:
-        raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
+    plan, kept = _read_plan(settings)
     recipe = recipe_output(settings, output.file)
     out = output.choose_format("explanation", beside=recipe is not None)
-    with progress(f"explaining {plans[0].name}") as steps:
+    with progress(f"explaining {plan.name}") as steps:
         found, stopped = steps.answer_until_stopped(
             lambda seen: explain_plan(
-                *plans,
+                plan,
                 depth=depth,
                 remedies=remedies,
                 under=under,
@@ -72,10 +69,10 @@ def command(
     if stopped:
         raise KeyboardInterrupt
     if plot:
-        _print_timeline(plans[0], Answers(use_cache=not no_cache, saved=kept))
+        _print_timeline(plan, Answers(use_cache=not no_cache, saved=kept))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
-        changed = best.figures.plan if best and best.figures else plans[0]
+        changed = best.figures.plan if best and best.figures else plan
         put(format_plan(changed, recipe), output.file)
     if under is not None and best is None:
         raise typer.Exit(1)
@@ -123,18 +120,21 @@ def _simulate_again(found: OomText, words: list[str], gpu: str | None) -> Traced
     return run.traced
 
 
-def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
-    """Return plans and traced commands of a result file named as the model; else empty lists.
+def _read_plan(settings: dict[str, Any]) -> tuple[Plan, list[Traced]]:
+    """Return the plan to explain, and the traced commands of a result file named as the model.
 
-    There are no plans if a model is named.
+    Raises:
+        UsageError: the file holds several answers.
     """
-    data = read_result(settings.get("model"))
+    data, plans, kept = read_result(settings.get("model")), list[Plan](), list[Traced]()
     if data is not None:
         check_alone(settings)
-    if data is None or data.get("kind") in ("measurements", "explanation"):
-        return [], []
-    path = locate(settings["model"])
-    return plans_in(data, path, "explain"), traced_in(data, path)
+    if data is not None and data.get("kind") not in ("measurements", "explanation"):
+        path = locate(settings["model"])
+        plans, kept = plans_in(data, path, "explain"), traced_in(data, path)
+    if len(plans) > 1:
+        raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
+    return plans[0] if plans else make_plan(settings, "memcalc explain answers for"), kept
 
 
 def _print_timeline(plan: Plan, answers: Answers) -> None:
