@@ -94,9 +94,8 @@ def _check_expressible(question: ResolvedPlan) -> None:
         raise UsageError(f"A script is written for {', '.join(_TASKS)}: {plan.model} is not.")
     if plan.scheme is not None and plan.scheme not in BITSANDBYTES:
         raise UsageError("A script quantizes by bitsandbytes: choose --quant nf4, fp4 or int8.")
-    saved = (question.source.config or {}).get("architectures") or [question.head.class_name]
-    whole = question.head.task.vocabulary or question.head.class_name in saved
-    if plan.scheme is not None and not whole:
+    saved = question.source.was_saved_by(question.head.class_name)
+    if plan.scheme is not None and not (saved or question.head.task.vocabulary):
         raise UsageError("A script has no words for a new head over a quantized base yet.")
     if plan.kv_cache and plan.loop == "trainer":
         raise UsageError(

@@ -60,6 +60,11 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
         """The architecture, such as ``distilbert``; empty for a callable."""
         return str(self.config["model_type"]) if self.config is not None else ""
 
+    def was_saved_by(self, class_name: str) -> bool:
+        """Return True if the config says that this class saved the checkpoint, or names none."""
+        saved = (self.config or {}).get("architectures")
+        return not saved or class_name in saved
+
 
 @functools.cache
 def list_bundled_files() -> dict[str, Path]:

@@ -13,8 +13,9 @@ from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.values import format_setting
 
-_UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
+UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
+"""Fields of a plan that settings of a program do not hold: it is told them elsewhere."""
 
 
 def rewrite(file: str, plan: Plan) -> str:
@@ -51,7 +52,7 @@ def _list_unwritten(plan: Plan, again: Plan) -> list[str]:
     return [
         f"not in this recipe: {name} = {format_setting(getattr(plan, name))}"
         for name in FIELDS
-        if name not in _UNWRITTEN_FIELDS and getattr(read, name) != getattr(meant, name)
+        if name not in UNWRITTEN_FIELDS and getattr(read, name) != getattr(meant, name)
     ]
 
 

@@ -232,6 +232,8 @@ _OPTIMIZERS = {
 its adafactor is not torch's."""
 
 
+OFF = ("keep_outputs", "kv_cache")
+"""Fields of a plan that are off by default wherever a program brings the loop."""
 NAMED = tuple(_OPTIMIZERS.values())
 """The Trainer's own names of optimizers, beside AdamW's."""
 
@@ -257,8 +259,8 @@ def settle(plan: Plan, loop: str) -> Plan:
     named = optimizer_name(plan)
     more = tuple(pair for pair in plan.optim_args if pair[0] != "fused")
     known = {"optim": named, "optim_args": more} if named else {}
-    outputs, cache = bool(plan.keep_outputs), bool(plan.kv_cache)
-    return replace(settled, keep_outputs=outputs, kv_cache=cache, **known)
+    off = {name: bool(getattr(plan, name)) for name in OFF}
+    return replace(settled, **off, **known)
 
 
 def write(plan: Plan) -> dict[str, Any]:

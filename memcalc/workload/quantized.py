@@ -96,8 +96,8 @@ def new_layers(model: Any, plan: Plan) -> list[str]:
     transformers 5.23 quantizes no weight that a checkpoint lacks; where it puts bitsandbytes's
     layer around one, the forward fails. People name such layers in ``llm_int8_skip_modules``.
     """
-    saved = (models.find(plan.model).config or {}).get("architectures")
-    if not saved or type(model).__name__ in saved or model.get_output_embeddings() is not None:
+    saved = models.find(plan.model).was_saved_by(type(model).__name__)
+    if saved or model.get_output_embeddings() is not None:
         return []
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 

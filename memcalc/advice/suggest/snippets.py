@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from memcalc import dialects, registry
 from memcalc.catalog import models
 from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings
-from memcalc.dialects import accelerate, edit
+from memcalc.catalog.rewrite import UNWRITTEN_FIELDS
+from memcalc.dialects import accelerate, edit, trainer
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
 from memcalc.records.fields import FIELDS
@@ -51,15 +52,8 @@ PROGRAMS = {
 }
 
 
-_ELSEWHERE = frozenset(
-    """
-    model task gpu devices rank target torch transformers steps weights module_loading loop assumed
-    unread
-    """.split()
-)
+_ELSEWHERE = frozenset((*UNWRITTEN_FIELDS, "model", "task", "steps", "weights", "loop"))
 """Fields of a plan that its program is told elsewhere, or need not be."""
-_OFF_IN_TRAINERS = frozenset(("keep_outputs", "kv_cache"))
-"""Fields that are off by default wherever the program brings the loop."""
 _OPTIMIZER_KEYS = {"optim", "optimizer", "optimizer._component_"}
 
 
@@ -107,7 +101,7 @@ def snippet(plan: Plan, program: str) -> str:
     if program not in PROGRAMS:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")
     text, usual = _render(plan, program), Plan()
-    off = frozenset[str]() if program == "accelerate" else _OFF_IN_TRAINERS
+    off = () if program == "accelerate" else trainer.OFF
     silent = (
         name
         for name in FIELDS
